@@ -1,0 +1,56 @@
+"""What the engine says of itself."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Fixed at start-up, shown by GetModel."""
+
+    max_context_tokens: int
+    max_running_requests: int
+    max_waiting_requests: int
+    max_step_tokens: int
+    max_top_logprobs: int
+    max_stop_strings: int
+    max_rank: int
+    max_active_adapters: int
+    adapter_arena_bytes: int
+    host_pool_bytes: int
+    block_tokens: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """The loaded model, sent once when the engine is ready. `lora_schema` is the schema's canonical JSON."""
+
+    model_name: str
+    architecture: str
+    base_digest: str
+    dtype: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    limits: EngineLimits
+    lora_schema: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Counters; after every scenario the first seven must return to what they were."""
+
+    running_requests: int = 0
+    waiting_requests: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_available: int = 0
+    adapter_leases: int = 0
+    active_adapters: int = 0
+    host_adapters: int = 0
+    arena_used_bytes: int = 0
+    host_used_bytes: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+    prefix_hit_tokens: int = 0
+    compilations: int = 0

@@ -1,0 +1,126 @@
+"""The inference service's error tree. Each class fixes one gRPC code and one reason.
+
+ServiceError (lorikeet_contract)
+├── InvalidRequestError      INVALID_ARGUMENT     INVALID_REQUEST
+├── LimitExceededError       INVALID_ARGUMENT     LIMIT_EXCEEDED         metadata: limit, value, maximum
+├── UnauthenticatedError     UNAUTHENTICATED      UNAUTHENTICATED
+├── PermissionDeniedError    PERMISSION_DENIED    PERMISSION_DENIED
+├── AdapterNotFoundError     NOT_FOUND            ADAPTER_NOT_FOUND
+├── AdapterUnavailableError  FAILED_PRECONDITION  ADAPTER_UNAVAILABLE    its load failed for good; says why
+├── AdapterTooLargeError     RESOURCE_EXHAUSTED   ADAPTER_TOO_LARGE      can never fit this node
+├── QueueFullError           RESOURCE_EXHAUSTED   QUEUE_FULL             with retry_after_s
+├── DuplicateRequestError    ALREADY_EXISTS       DUPLICATE_REQUEST
+├── DeadlineError            DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
+├── DrainingError            UNAVAILABLE          DRAINING               with retry_after_s
+├── EngineDeadError          UNAVAILABLE          ENGINE_RESTARTING      with retry_after_s
+├── StaleGenerationError     FAILED_PRECONDITION  STALE_GENERATION
+├── PayloadError             FAILED_PRECONDITION  ADAPTER_PAYLOAD        missing, cut short or not what its digest says
+└── CapacityError            RESOURCE_EXHAUSTED   NO_CAPACITY            no room now; never leaves the residency room
+"""
+
+from lorikeet_contract.status import ServiceError, StatusCode
+
+
+class InvalidRequestError(ServiceError):
+    """A field of the request has a value it may not have."""
+
+    code = StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_REQUEST"
+
+
+class LimitExceededError(ServiceError):
+    """A request asks for more than a limit allows; the limit is named."""
+
+    code = StatusCode.INVALID_ARGUMENT
+    reason = "LIMIT_EXCEEDED"
+
+
+class UnauthenticatedError(ServiceError):
+    """No bearer token, or one that nobody issued."""
+
+    code = StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(ServiceError):
+    """A known caller asked for what only others may do."""
+
+    code = StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
+
+
+class AdapterNotFoundError(ServiceError):
+    """No adapter of that name is registered for the tenant."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "ADAPTER_NOT_FOUND"
+
+
+class AdapterUnavailableError(ServiceError):
+    """The adapter is registered but its load failed."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "ADAPTER_UNAVAILABLE"
+
+
+class AdapterTooLargeError(ServiceError):
+    """The adapter can never fit into this node's arena or host pool."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = "ADAPTER_TOO_LARGE"
+
+
+class QueueFullError(ServiceError):
+    """Too many requests wait already, of this tenant or in all."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = "QUEUE_FULL"
+
+
+class DuplicateRequestError(ServiceError):
+    """The tenant has a running request of that id."""
+
+    code = StatusCode.ALREADY_EXISTS
+    reason = "DUPLICATE_REQUEST"
+
+
+class DeadlineError(ServiceError):
+    """The request's deadline passed."""
+
+    code = StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class DrainingError(ServiceError):
+    """The service is shutting down and takes no new requests."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "DRAINING"
+
+
+class EngineDeadError(ServiceError):
+    """The engine process ended; it is being restarted."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "ENGINE_RESTARTING"
+
+
+class StaleGenerationError(ServiceError):
+    """A push carried a generation older than what this node has."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "STALE_GENERATION"
+
+
+class PayloadError(ServiceError):
+    """A revision's files are missing, cut short or not what the digest says."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "ADAPTER_PAYLOAD"
+
+
+class CapacityError(ServiceError):
+    """No room in the host pool right now."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = "NO_CAPACITY"

@@ -1,0 +1,136 @@
+"""The inference service's seams. Fakes for each stand in tests/support."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from inference_service.domain.adapter import DesiredAdapter, ResidentAdapter
+from inference_service.domain.engine import EngineInfo, EngineStatus
+from inference_service.domain.request import EngineRequest, RequestOutput
+from inference_service.domain.step import ModelRunnerOutput, SchedulerOutput
+from lorikeet_contract.manifest import Manifest
+
+
+class ModelRunner(Protocol):
+    """Owns the device's model, key-value cache and sampler. One caller: the engine loop."""
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step; raises only where the process cannot go on."""
+        ...
+
+
+class HostPool(Protocol):
+    """Adapter weights in host memory, in the compute dtype, scaling multiplied in; keyed by digest.
+
+    Reads run on worker threads; every method is safe to call from any thread.
+    """
+
+    total_bytes: int
+    used_bytes: int
+
+    def read(self, manifest: Manifest, payload_path: str) -> int:
+        """Read, verify every layer's sha256, convert and keep a revision. Blocking. Returns its bytes here.
+
+        Raises:
+            PayloadError: the file is missing, cut short or does not match the manifest.
+            CapacityError: it does not fit; nothing was kept.
+        """
+        ...
+
+    def bytes_needed(self, manifest: Manifest) -> int:
+        """What `read` would take from the pool, and what the arena would take."""
+        ...
+
+    def drop(self, digest: str) -> None:
+        """Forget a revision; unknown digests are fine."""
+        ...
+
+
+class DeviceArena(Protocol):
+    """Adapter weights on the device and the tables by which kernels find them. One caller: the engine loop."""
+
+    num_slots: int
+    total_bytes: int
+    used_bytes: int
+
+    def begin_copy(self, digest: str, slot: int) -> bool:
+        """Start copying a revision from the host pool into `slot`, layer by layer. False: no room now."""
+        ...
+
+    def poll(self) -> Sequence[int]:
+        """Slots whose copies ended since the last call; their tables are in place for the next step."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """Free a slot; the caller knows that no step uses it. Also cancels a running copy."""
+        ...
+
+
+class PayloadSource(Protocol):
+    """Brings a revision's manifest and payload into the node's disk cache. Blocking; any thread."""
+
+    def fetch(self, digest: str, store_path: str) -> tuple[Manifest, str]:
+        """Return the manifest and the payload's local path, fetching what is missing.
+
+        Raises:
+            PayloadError: not there, or its manifest's sha256 is not the digest.
+        """
+        ...
+
+    def cached(self) -> Sequence[str]:
+        """Digests in the disk cache."""
+        ...
+
+    def remove(self, digest: str) -> None:
+        """Delete a revision from the disk cache."""
+        ...
+
+
+class Engine(Protocol):
+    """The engine as the front end sees it: an asyncio client of the engine process."""
+
+    info: EngineInfo
+    instance_id: str
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
+        """Stream one request's outputs, the last with `finish`. Closing the iterator aborts the request.
+
+        Raises:
+            EngineDeadError: the engine process ended before the request did.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request within two steps; unknown ids are fine. Never blocks, never awaits."""
+        ...
+
+    async def status(self) -> EngineStatus:
+        """Counters as of the engine's last step."""
+        ...
+
+    async def set_desired(self, desired: Sequence[DesiredAdapter], store_url: str) -> None:
+        """Replace what the manager wants resident; revisions not named may be evicted when idle."""
+        ...
+
+    async def load_adapter(self, wanted: DesiredAdapter) -> ResidentAdapter:
+        """Bring a revision to a tier; returns when it is there. Raises AdapterUnavailableError or AdapterTooLargeError."""
+        ...
+
+    async def unload_adapter(self, digest: str, *, keep_on_disk: bool) -> bool:
+        """Take a revision off device and host once no request holds it. False: it was not there."""
+        ...
+
+    async def resident(self) -> Sequence[ResidentAdapter]:
+        """All revisions this node knows."""
+        ...
+
+    def watch_residency(self) -> AsyncIterator[ResidentAdapter]:
+        """Stream changes of residency; call `resident` first for the snapshot."""
+        ...
+
+    async def drain(self, grace_s: float) -> int:
+        """Wait for running requests, abort the rest; returns how many were aborted."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine process."""
+        ...

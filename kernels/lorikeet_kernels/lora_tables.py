@@ -1,0 +1,23 @@
+"""Where the kernels find adapters: one arena and, per (slot, site), where A and B start and at which rank."""
+
+from dataclasses import dataclass
+
+import torch
+
+BASE_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTables:
+    """Device tables of all slots, S of them, over the model's sites. Shapes are fixed for the process's life.
+
+    A site without weights has rank 0. Offsets count elements from the arena's start and are multiples of
+    256 bytes; A and B are laid out as `lorikeet_contract.manifest` says, R being the padded rank, with the
+    scaling multiplied into B. Contents change between steps only, by the arena's owner.
+    """
+
+    arena: torch.Tensor  # [N] compute dtype, contiguous, its start 256-byte aligned
+    a_offset: torch.Tensor  # [S, sites] int64
+    b_offset: torch.Tensor  # [S, sites] int64
+    rank: torch.Tensor  # [S, sites] int32, padded to a multiple of 8; 0 where absent
+    num_a: torch.Tensor  # [S, sites] int32, 1 or 2
