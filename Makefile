@@ -1,0 +1,91 @@
+# Every verb works from a clean clone with nothing but make and a Python >= 3.11.
+# `make demo` installs the product alone; the verbs for work on it install the tools too.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+NODE := clients/node/node_modules/.installed
+# The releases we test with are tried first; PYTHON=/path/to/python overrides.
+PYTHON ?=
+# Two cores: one thread each for the front end and the engine beats two fighting threads.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PYTEST_ARGS ?=
+COVERAGE := --cov --cov-report=term:skip-covered --cov-report=xml:var/coverage.xml
+
+.PHONY: help venv demo test test-long golden test-gpu fmt lint types protos bench clean
+
+help: ## show the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# `--group` needs pip 25.1, so pip itself comes first. A constraints file pins torch to one CPU build.
+$(BIN)/python:
+	@set -eu; \
+	for candidate in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
+	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	      >/dev/null 2>&1; then found="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+	  echo "make: no Python >= 3.11 with the venv module on PATH; install one (Debian: apt-get install" \
+	    "python3 python3-venv) or name it: make venv PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi; \
+	echo "creating $(VENV) with $$($$found --version)"; \
+	"$$found" -m venv $(VENV); \
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+
+$(RUNTIME): pyproject.toml constraints-cpu.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints-cpu.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt -e . --group dev
+	@touch $@ $(RUNTIME)
+
+# Node is optional: its test is skipped, with the reason, where npm is missing.
+$(NODE): clients/node/package.json clients/node/package-lock.json
+	@if command -v npm >/dev/null 2>&1; then \
+	  npm ci --prefix clients/node --no-audit --no-fund --loglevel=error && touch $@; \
+	else echo "npm not found: the Node client's test will be skipped"; fi
+
+venv: $(DEV) ## create .venv with the product and the tools
+
+demo: $(RUNTIME) ## start a local stack, upload three adapters, stream one prompt through each
+	$(BIN)/python examples/demo.py
+
+test: $(DEV) $(NODE) ## unit and integration tests with coverage
+	$(BIN)/python -m pytest -m "not long and not gpu" $(COVERAGE) $(PYTEST_ARGS)
+
+test-long: $(DEV) $(NODE) ## golden parity, soak and fault suites
+	$(BIN)/python -m pytest -m "long and not gpu" $(PYTEST_ARGS)
+
+golden: $(DEV) ## numerical parity with the reference logits only
+	$(BIN)/python -m pytest tests/integration/golden -m "not gpu" $(PYTEST_ARGS)
+
+test-gpu: $(DEV) ## kernels and services on an NVIDIA GPU
+	$(BIN)/python -m pytest tests/gpu -m gpu -rs $(PYTEST_ARGS)
+
+fmt: $(DEV) ## format and apply safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(DEV) ## ruff, import contracts, buf
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+
+types: $(DEV) ## pyright, strict
+	$(BIN)/pyright
+
+protos: $(DEV) ## regenerate the checked-in code from the .proto files
+	$(BIN)/python protos/generate.py
+
+bench: $(DEV) ## op benchmarks of the kernels on this machine
+	$(BIN)/python -m lorikeet_kernels.bench
+
+clean: ## remove the venv and everything that tests and demos wrote
+	rm -rf $(VENV) clients/node/node_modules var .coverage .coverage.*

@@ -1,0 +1,42 @@
+"""Markers by folder, and the reason GPU tests are skipped where there is no GPU."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+KINDS = ("unit", "integration", "gpu")
+
+
+@functools.cache
+def _gpu_absence() -> str:
+    """Why GPU tests cannot run here; empty where they can."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"needs a GPU: torch is not installed ({error})"
+    if not torch.cuda.is_available():
+        return "needs a GPU: torch.cuda.is_available() is False on this machine"
+    return ""
+
+
+def kind_of(path: Path) -> str:
+    """The marker that the first folder below tests/ stands for; raises for a test outside the three folders."""
+    top = path.relative_to(TESTS).parts[0]
+    if top not in KINDS:
+        raise pytest.UsageError(
+            f"{path} must lie under tests/ in one of {', '.join(KINDS)}, which name its marker"
+        )
+    return top
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with its folder's kind; skip GPU tests, with the reason, where there is no GPU."""
+    for item in items:
+        if not item.path.is_relative_to(TESTS):
+            continue
+        kind = kind_of(item.path)
+        item.add_marker(kind)
+        if kind == "gpu" and (reason := _gpu_absence()):
+            item.add_marker(pytest.mark.skip(reason=reason))
