@@ -22,7 +22,7 @@ def _gpu_absence() -> str:
 
 
 def kind_of(path: Path) -> str:
-    """The marker that the first folder below tests/ stands for; raises for a test outside the three folders."""
+    """The marker named by the first folder below tests/; raises for a test outside the three."""
     top = path.relative_to(TESTS).parts[0]
     if top not in KINDS:
         raise pytest.UsageError(
