@@ -1,0 +1,78 @@
+"""Golden outputs of transformers + peft, and how answers of the running service compare with them."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from tests.support.stack import Completion
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+
+
+def _checker() -> ModuleType:
+    """The fixtures' own checker, which shares no code with the product."""
+    spec = importlib.util.spec_from_file_location("check_golden", FIXTURES / "check_golden.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CHECKER = _checker()
+
+
+def manifest_adapters(model: str, expect: str) -> list[dict[str, str]]:
+    """The manifest's adapters of a model with the given expected outcome."""
+    document = json.loads((FIXTURES / "manifest.json").read_text())
+    return [a for a in document["adapters"] if a["model"] == model and a["expect"] == expect]
+
+
+def prompts() -> dict[str, list[int]]:
+    """Prompt ids by name: p1, p7, p33, p130."""
+    document = json.loads((FIXTURES / "golden" / "prompts.json").read_text())
+    return {name: p["ids"] for name, p in document["prompts"].items()}
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    y = x.astype(np.float64) - x.max(-1, keepdims=True)
+    return (y - np.log(np.exp(y).sum(-1, keepdims=True))).astype(np.float32)
+
+
+def _by_token(ids_and_logprobs: list[tuple[int, float]], vocab: int) -> np.ndarray:
+    row = np.full(vocab, np.nan, np.float32)
+    for token, value in ids_and_logprobs:
+        row[token] = value
+    return row
+
+
+def compare(golden: str, answers: dict[str, Completion], mode: str = "fp32") -> list[tuple[bool | None, str]]:
+    """The checker's verdicts for one adapter: (ok, text), ok None where it calls the case undecidable.
+
+    Args:
+        golden: the manifest's golden path, e.g. "golden/qwen3_moe/attn-r8".
+        answers: per prompt name, a greedy answer with log-probabilities of the whole vocabulary; prompt
+            log-probabilities are compared too where they were asked for.
+        mode: "fp32" or "bf16".
+    """
+    gold = {
+        k: v if k.startswith("router_gap") else _log_softmax(v)
+        for k, v in CHECKER.read_safetensors(str(FIXTURES / f"{golden}.safetensors")).items()
+    }
+    info = json.loads((FIXTURES / f"{golden}.json").read_text())
+    vocab = next(v.shape[-1] for k, v in gold.items() if k.startswith("last."))
+    results: dict[str, np.ndarray] = {}
+    for name, answer in answers.items():
+        first = answer.tokens[0]
+        results[f"last.{name}"] = _by_token([(t.id, t.logprob) for t in first.top_logprobs], vocab)
+        if answer.prompt_tokens:
+            rows = [
+                _by_token([(t.id, t.logprob) for t in p.top_logprobs], vocab)
+                for p in answer.prompt_tokens[1:]
+            ]
+            results[f"all.{name}"] = np.stack([*rows, results[f"last.{name}"]])
+    greedy = {"prompts": {name: {"greedy": answer.token_ids} for name, answer in answers.items()}}
+    return CHECKER.compare(gold, info, results, greedy, mode)
