@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from inference_service.domain.adapter import DesiredAdapter, ResidentAdapter
+from inference_service.domain.adapter import AdapterDemand, AdapterStanding, DesiredAdapter, ResidentAdapter
 from inference_service.domain.engine import EngineInfo, EngineStatus
 from inference_service.domain.request import EngineRequest, RequestOutput
 from inference_service.domain.step import ModelRunnerOutput, SchedulerOutput
+from inference_service.domain.tenant import TenantShare
 from lorikeet_contract.manifest import Manifest
 
 
@@ -72,7 +73,8 @@ class PayloadSource(Protocol):
         """Return the manifest and the payload's local path, fetching what is missing.
 
         Raises:
-            PayloadError: not there, or its manifest's sha256 is not the digest.
+            PayloadMissingError: neither in the cache nor in a store that can be read.
+            PayloadError: its manifest's sha256 is not the digest, or it is cut short.
         """
         ...
 
@@ -82,6 +84,26 @@ class PayloadSource(Protocol):
 
     def remove(self, digest: str) -> None:
         """Delete a revision from the disk cache."""
+        ...
+
+
+class AdapterGate(Protocol):
+    """Residency as the scheduler sees it. Same thread as the scheduler; nothing blocks."""
+
+    def demand(self, digest: str, request_id: str, now_s: float) -> AdapterStanding:
+        """Ask for an adapter on the device; asking again is cheap. Starts its load where need be."""
+        ...
+
+    def withdraw(self, digest: str, request_id: str) -> None:
+        """The request no longer waits for the adapter; unknown pairs are fine."""
+        ...
+
+    def acquire(self, digest: str, request_id: str, now_s: float) -> int:
+        """Take the request's lease on an adapter that `demand` said can be leased; returns its slot."""
+        ...
+
+    def release(self, digest: str, request_id: str, now_s: float) -> None:
+        """Give the request's lease back; exactly once for each `acquire`."""
         ...
 
 
@@ -111,6 +133,10 @@ class Engine(Protocol):
         """Replace what the manager wants resident; revisions not named may be evicted when idle."""
         ...
 
+    async def set_tenants(self, tenants: Sequence[TenantShare]) -> None:
+        """Replace the tenants' weights and limits; tenants not named have weight 1 and no limit of their own."""
+        ...
+
     async def load_adapter(self, wanted: DesiredAdapter) -> ResidentAdapter:
         """Bring a revision to a tier; returns when it is there. Raises AdapterUnavailableError or AdapterTooLargeError."""
         ...
@@ -123,8 +149,11 @@ class Engine(Protocol):
         """All revisions this node knows."""
         ...
 
-    def watch_residency(self) -> AsyncIterator[ResidentAdapter]:
-        """Stream changes of residency; call `resident` first for the snapshot."""
+    def watch_residency(self) -> AsyncIterator[ResidentAdapter | AdapterDemand]:
+        """Stream changes of residency, and demand that this node cannot meet by itself.
+
+        Changes from the call on are kept until read; take the snapshot with `resident` after the call.
+        """
         ...
 
     async def drain(self, grace_s: float) -> int:

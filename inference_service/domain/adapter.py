@@ -27,7 +27,11 @@ class AdapterSource:
 
 @dataclass(frozen=True, slots=True)
 class DesiredAdapter:
-    """What the manager wants of this node for one revision; `tier` is HOST or ACTIVE."""
+    """What the manager wants of this node for one revision.
+
+    `tier` is HOST or ACTIVE; ABSENT or DISK only says that the catalog names the revision, so that a request
+    may have it loaded.
+    """
 
     source: AdapterSource
     tier: ResidencyTier
@@ -46,3 +50,21 @@ class ResidentAdapter:
     arena_bytes: int = 0
     last_used_unix_s: float = 0.0
     failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterDemand:
+    """Requests wait for a revision that this node cannot fetch by itself: the manager is to stream it."""
+
+    digest: str
+    waiting_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStanding:
+    """What the scheduler hears when it asks for an adapter: lease it now, wait, or (with a reason) give up."""
+
+    tier: ResidencyTier
+    can_lease: bool = False
+    error_reason: str = ""
+    error_message: str = ""

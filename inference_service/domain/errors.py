@@ -14,7 +14,8 @@ ServiceError (lorikeet_contract)
 ├── DrainingError            UNAVAILABLE          DRAINING               with retry_after_s
 ├── EngineDeadError          UNAVAILABLE          ENGINE_RESTARTING      with retry_after_s
 ├── StaleGenerationError     FAILED_PRECONDITION  STALE_GENERATION
-├── PayloadError             FAILED_PRECONDITION  ADAPTER_PAYLOAD        missing, cut short or not what its digest says
+├── PayloadError             FAILED_PRECONDITION  ADAPTER_PAYLOAD        cut short or not what its digest says
+│   └── PayloadMissingError                       ADAPTER_PAYLOAD_MISSING  not here, and no store to fetch it from
 └── CapacityError            RESOURCE_EXHAUSTED   NO_CAPACITY            no room now; never leaves the residency room
 """
 
@@ -117,6 +118,12 @@ class PayloadError(ServiceError):
 
     code = StatusCode.FAILED_PRECONDITION
     reason = "ADAPTER_PAYLOAD"
+
+
+class PayloadMissingError(PayloadError):
+    """A revision is neither in the disk cache nor in a store that this node can read."""
+
+    reason = "ADAPTER_PAYLOAD_MISSING"
 
 
 class CapacityError(ServiceError):
