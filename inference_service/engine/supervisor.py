@@ -1,0 +1,110 @@
+"""One life of the engine process, as its parent sees it: spawn, wait until ready, talk, end."""
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from inference_service.domain.engine import EngineInfo
+from inference_service.domain.errors import EngineDeadError
+from inference_service.engine.channel import Endpoints, FrontSide
+from inference_service.engine.config import EngineConfig
+from inference_service.engine.launch import Launch
+from inference_service.engine.messages import EngineFailed, FromEngine, Ready, Shutdown, ToEngine
+
+_END_GRACE_S = 5.0
+
+log = structlog.get_logger()
+
+
+class EngineProcess:
+    """A running, ready engine process. Made by `start` only; every life has an `instance_id` of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, side: FrontSide, directory: Path) -> None:
+        self.instance_id = uuid.uuid4().hex
+        self.info: EngineInfo | None = None
+        self._process = process
+        self._side = side
+        self._directory = directory
+        self._exit = asyncio.ensure_future(process.wait())
+        self._last_words = ""
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> "EngineProcess":
+        """Spawn a process and wait until its model is loaded.
+
+        Raises:
+            EngineDeadError: it ended before it was ready, or `config.start_timeout_s` passed.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="lorikeet-engine-"))
+        endpoints = Endpoints(f"ipc://{directory}/in", f"ipc://{directory}/out")
+        launch = Launch(config, endpoints, os.getpid(), tuple(sys.path))
+        side = FrontSide(endpoints)
+        # Standard input stays open for our whole life: its end tells the engine that we are gone.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "inference_service.engine.engine_process",
+            msgspec.json.encode(launch).decode(),
+            stdin=asyncio.subprocess.PIPE,
+        )
+        engine = cls(process, side, directory)
+        try:
+            async with asyncio.timeout(config.start_timeout_s):
+                await engine._await_ready()
+        except TimeoutError as error:
+            await engine.end()
+            raise EngineDeadError(f"the engine was not ready within {config.start_timeout_s} s") from error
+        except BaseException:
+            await engine.end()
+            raise
+        return engine
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message for the engine; never blocks."""
+        self._side.send(message)
+
+    async def receive(self) -> FromEngine:
+        """The engine's next message.
+
+        Raises:
+            EngineDeadError: the process ended.
+        """
+        receiving = asyncio.ensure_future(self._side.receive())
+        try:
+            await asyncio.wait({receiving, self._exit}, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done():
+                message = receiving.result()
+                if not isinstance(message, EngineFailed):
+                    return message
+                self._last_words = message.message
+                await self._exit
+        finally:
+            receiving.cancel()
+        words = self._last_words or f"exit status {self._exit.result()}"
+        raise EngineDeadError(f"the engine process ended: {words}", retry_after_s=5.0)
+
+    async def end(self) -> None:
+        """Ask the process to go, kill it if it does not, and clean up. Safe to call twice."""
+        if not self._exit.done():
+            self._side.send(Shutdown())
+            await asyncio.wait({self._exit}, timeout=_END_GRACE_S if self.info else 0)
+        if not self._exit.done():
+            self._process.kill()
+        await self._exit
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._side.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _await_ready(self) -> None:
+        while self.info is None:
+            message = await self.receive()
+            if isinstance(message, Ready):
+                self.info = message.info
