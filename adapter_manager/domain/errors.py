@@ -1,26 +1,27 @@
 """The adapter manager's error tree. Each class fixes one gRPC code and one reason.
 
 ServiceError (lorikeet_contract)
-├── InvalidRequestError       INVALID_ARGUMENT     INVALID_REQUEST        metadata: field
-├── InvalidAdapterNameError   INVALID_ARGUMENT     INVALID_NAME           metadata: field
-├── UnauthenticatedError      UNAUTHENTICATED      UNAUTHENTICATED
-├── PermissionDeniedError     PERMISSION_DENIED    PERMISSION_DENIED
-├── TenantNotFoundError       NOT_FOUND            TENANT_NOT_FOUND
-├── TokenNotFoundError        NOT_FOUND            TOKEN_NOT_FOUND
-├── AdapterNotFoundError      NOT_FOUND            ADAPTER_NOT_FOUND
-├── RevisionNotFoundError     NOT_FOUND            REVISION_NOT_FOUND
-├── TenantExistsError         ALREADY_EXISTS       TENANT_EXISTS
-├── RequestIdReusedError      ALREADY_EXISTS       REQUEST_ID_REUSED
-├── TenantNotEmptyError       FAILED_PRECONDITION  TENANT_NOT_EMPTY
-├── RevisionInUseError        FAILED_PRECONDITION  REVISION_IN_USE        pinned, or an alias points at it
-├── ModelUnknownError         FAILED_PRECONDITION  MODEL_UNKNOWN          no node was ever seen
-├── RegistrySchemaError       FAILED_PRECONDITION  REGISTRY_SCHEMA        written by a newer version
-├── QuotaExceededError        RESOURCE_EXHAUSTED   QUOTA_EXCEEDED         metadata: limit, value, maximum
-├── EtagMismatchError         ABORTED              ETAG_MISMATCH
-├── RegistryConflictError     ABORTED              REGISTRY_CONFLICT      with retry_after_s
-├── PurgeInProgressError      UNAVAILABLE          PURGE_IN_PROGRESS      with retry_after_s
-├── RegistryUnavailableError  UNAVAILABLE          REGISTRY_UNAVAILABLE   with retry_after_s
-└── NodeError                 UNAVAILABLE          NODE_UNAVAILABLE       a node refused or is away
+├── InvalidRequestError         INVALID_ARGUMENT     INVALID_REQUEST          metadata: field
+├── LimitExceededError          RESOURCE_EXHAUSTED   LIMIT_EXCEEDED           metadata: limit, value, maximum
+├── UnauthenticatedError        UNAUTHENTICATED      UNAUTHENTICATED
+├── PermissionDeniedError       PERMISSION_DENIED    PERMISSION_DENIED
+├── TenantNotFoundError         NOT_FOUND            TENANT_NOT_FOUND
+├── TenantExistsError           ALREADY_EXISTS       TENANT_EXISTS
+├── AdapterNotFoundError        NOT_FOUND            ADAPTER_NOT_FOUND
+├── AdapterNotReadyError        FAILED_PRECONDITION  ADAPTER_NOT_READY        its upload failed or is not done
+├── EtagMismatchError           ABORTED              ETAG_MISMATCH            read it again, then retry
+├── UploadNotFoundError         NOT_FOUND            UPLOAD_NOT_FOUND
+├── UploadConflictError         ABORTED              UPLOAD_CONFLICT          another stream, other files, a gap
+├── InvalidAdapterError         INVALID_ARGUMENT     INVALID_ADAPTER          metadata: problem, file, field, ...
+│   ├── UnsupportedAdapterError                      UNSUPPORTED_ADAPTER      valid, but not served exactly
+│   └── AmbiguousAdapterError                        AMBIGUOUS_ADAPTER        needs an explicit option
+├── BaseModelUnknownError       FAILED_PRECONDITION  BASE_MODEL_UNKNOWN       no node has told its schema yet
+├── ArtifactStoreError          UNAVAILABLE          ARTIFACT_STORE           with retry_after_s
+│   └── ArtifactMissingError    DATA_LOSS            ARTIFACT_MISSING         a stored revision is gone or cut short
+├── RegistryUnavailableError    UNAVAILABLE          REGISTRY_UNAVAILABLE     with retry_after_s
+├── ConcurrentChangeError       ABORTED              CONCURRENT_CHANGE        with retry_after_s
+├── NodeUnavailableError        UNAVAILABLE          NODE_UNAVAILABLE         with retry_after_s
+└── DrainingError               UNAVAILABLE          DRAINING                 with retry_after_s
 """
 
 from lorikeet_contract.status import ServiceError, StatusCode
@@ -33,11 +34,11 @@ class InvalidRequestError(ServiceError):
     reason = "INVALID_REQUEST"
 
 
-class InvalidAdapterNameError(ServiceError):
-    """A name outside the grammar of names."""
+class LimitExceededError(ServiceError):
+    """A request asks for more than a limit allows; the limit is named."""
 
-    code = StatusCode.INVALID_ARGUMENT
-    reason = "INVALID_NAME"
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = "LIMIT_EXCEEDED"
 
 
 class UnauthenticatedError(ServiceError):
@@ -48,87 +49,38 @@ class UnauthenticatedError(ServiceError):
 
 
 class PermissionDeniedError(ServiceError):
-    """A known caller asked for what only admins may do."""
+    """A known caller asked for what only others may do."""
 
     code = StatusCode.PERMISSION_DENIED
     reason = "PERMISSION_DENIED"
 
 
 class TenantNotFoundError(ServiceError):
-    """No such tenant, or not the caller's."""
+    """No tenant of that id."""
 
     code = StatusCode.NOT_FOUND
     reason = "TENANT_NOT_FOUND"
 
 
-class TokenNotFoundError(ServiceError):
-    """The tenant has no such token."""
-
-    code = StatusCode.NOT_FOUND
-    reason = "TOKEN_NOT_FOUND"
-
-
-class AdapterNotFoundError(ServiceError):
-    """No such adapter, or not the caller's."""
-
-    code = StatusCode.NOT_FOUND
-    reason = "ADAPTER_NOT_FOUND"
-
-
-class RevisionNotFoundError(ServiceError):
-    """The adapter has no READY revision of that digest or alias."""
-
-    code = StatusCode.NOT_FOUND
-    reason = "REVISION_NOT_FOUND"
-
-
 class TenantExistsError(ServiceError):
-    """The tenant id is taken."""
+    """A tenant of that id is there already."""
 
     code = StatusCode.ALREADY_EXISTS
     reason = "TENANT_EXISTS"
 
 
-class RequestIdReusedError(ServiceError):
-    """The request id belongs to another request with other content."""
+class AdapterNotFoundError(ServiceError):
+    """No adapter, revision or alias of that name."""
 
-    code = StatusCode.ALREADY_EXISTS
-    reason = "REQUEST_ID_REUSED"
-
-
-class TenantNotEmptyError(ServiceError):
-    """A tenant that still has adapters cannot be deleted."""
-
-    code = StatusCode.FAILED_PRECONDITION
-    reason = "TENANT_NOT_EMPTY"
+    code = StatusCode.NOT_FOUND
+    reason = "ADAPTER_NOT_FOUND"
 
 
-class RevisionInUseError(ServiceError):
-    """An alias points at the revision, or a pin holds it."""
+class AdapterNotReadyError(ServiceError):
+    """The adapter has no READY revision to act on."""
 
     code = StatusCode.FAILED_PRECONDITION
-    reason = "REVISION_IN_USE"
-
-
-class ModelUnknownError(ServiceError):
-    """No node was ever seen, so there is no schema to check an upload against."""
-
-    code = StatusCode.FAILED_PRECONDITION
-    reason = "MODEL_UNKNOWN"
-
-
-class RegistrySchemaError(ServiceError):
-    """A record was written by a newer version of this program."""
-
-    code = StatusCode.FAILED_PRECONDITION
-    reason = "REGISTRY_SCHEMA"
-
-
-class QuotaExceededError(ServiceError):
-    """The tenant has as much as it may have."""
-
-    code = StatusCode.RESOURCE_EXHAUSTED
-    reason = "QUOTA_EXCEEDED"
+    reason = "ADAPTER_NOT_READY"
 
 
 class EtagMismatchError(ServiceError):
@@ -138,34 +90,83 @@ class EtagMismatchError(ServiceError):
     reason = "ETAG_MISMATCH"
 
 
-class RegistryConflictError(ServiceError):
-    """Others changed the same records all the time; nothing was changed."""
+class UploadNotFoundError(ServiceError):
+    """No upload of that request id waits to be resumed."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "UPLOAD_NOT_FOUND"
+
+
+class UploadConflictError(ServiceError):
+    """The upload is fed by another stream, was begun with other files, or a chunk does not follow the last."""
 
     code = StatusCode.ABORTED
-    reason = "REGISTRY_CONFLICT"
+    reason = "UPLOAD_CONFLICT"
 
 
-class PurgeInProgressError(ServiceError):
-    """The same content is being removed from the store right now."""
+class InvalidAdapterError(ServiceError):
+    """The uploaded files are no valid adapter for the base model."""
+
+    code = StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_ADAPTER"
+
+
+class UnsupportedAdapterError(InvalidAdapterError):
+    """The adapter uses a feature that this server would not compute exactly."""
+
+    reason = "UNSUPPORTED_ADAPTER"
+
+
+class AmbiguousAdapterError(InvalidAdapterError):
+    """The files alone do not say what they mean; an option of the upload must."""
+
+    reason = "AMBIGUOUS_ADAPTER"
+
+
+class BaseModelUnknownError(ServiceError):
+    """No node has told its model yet, so there is nothing to check an upload against."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "BASE_MODEL_UNKNOWN"
+
+
+class ArtifactStoreError(ServiceError):
+    """The artifact store did not do what was asked."""
 
     code = StatusCode.UNAVAILABLE
-    reason = "PURGE_IN_PROGRESS"
+    reason = "ARTIFACT_STORE"
+
+
+class ArtifactMissingError(ArtifactStoreError):
+    """A registered revision's files are not in the store, or not whole."""
+
+    code = StatusCode.DATA_LOSS
+    reason = "ARTIFACT_MISSING"
 
 
 class RegistryUnavailableError(ServiceError):
-    """The registry cannot be reached, or did not confirm that a write is durable."""
+    """The registry cannot be reached or does not acknowledge writes."""
 
     code = StatusCode.UNAVAILABLE
     reason = "REGISTRY_UNAVAILABLE"
 
 
-class NodeError(ServiceError):
-    """A call to a node failed. `node_reason` is the node's own reason, such as ADAPTER_PAYLOAD."""
+class ConcurrentChangeError(ServiceError):
+    """Others changed the same record too often while this change was tried."""
+
+    code = StatusCode.ABORTED
+    reason = "CONCURRENT_CHANGE"
+
+
+class NodeUnavailableError(ServiceError):
+    """No node can do this now."""
 
     code = StatusCode.UNAVAILABLE
     reason = "NODE_UNAVAILABLE"
 
-    def __init__(self, message: str, *, node_code: StatusCode, node_reason: str) -> None:
-        super().__init__(message, metadata={"node_code": node_code.value, "node_reason": node_reason})
-        self.node_code = node_code
-        self.node_reason = node_reason
+
+class DrainingError(ServiceError):
+    """The service is shutting down and takes no new requests."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "DRAINING"
