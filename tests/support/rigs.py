@@ -1,7 +1,7 @@
 """Exact rigs: tiny Qwen3-MoE models and adapters whose greedy output is known in advance, token by token.
 
-The copy base repeats the last prompt token (or walks a successor table); a watermark adapter forces its own token
-at every step. Right or wrong is integer equality, with no tolerance, so races and mix-ups cannot hide.
+The copy base repeats the last prompt token (or walks a successor table); a watermark adapter forces its own
+token at every step. Right or wrong is integer equality, with no tolerance, so races and mix-ups cannot hide.
 """
 
 import json
@@ -142,7 +142,7 @@ def byte_level_alphabet() -> list[str]:
 
 
 def write_byte_tokenizer(path: Path, vocab: int, pieces: Sequence[bytes] = ()) -> None:
-    """Write a byte-level tokenizer of `vocab` tokens: `pieces` first, then bytes 0, 1, ... as far as they go."""
+    """Write a byte-level tokenizer of `vocab` tokens: `pieces` first, then bytes 0, 1, ... while they fit."""
     alphabet = byte_level_alphabet()
     names = ["".join(alphabet[b] for b in piece) for piece in pieces]
     names += [c for c in alphabet if c not in names]
@@ -171,7 +171,7 @@ def write_moe_watermark(
     `layout` is "fused" (PEFT's target_parameters), "per-expert" (gate_proj, up_proj, down_proj) or "w123".
     """
     row = embedding(shape)[token]
-    return _write_expert_adapter(path, {e: row for e in range(shape.experts)}, shape, layout)
+    return _write_expert_adapter(path, dict.fromkeys(range(shape.experts), row), shape, layout)
 
 
 def write_expert_watermark(path: Path, first_token: int, shape: RigShape) -> Path:

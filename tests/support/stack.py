@@ -103,8 +103,8 @@ class Stack:
         self.node = Process(
             "inference",
             [
-                sys.executable, "-m", "inference_service", "--model-dir", str(model_dir), "--listen", self.node_address,
-                "--dtype", dtype, "--device", "cpu", "--data-dir", str(root / "node"), *node_flags,
+                sys.executable, "-m", "inference_service", "--model-dir", str(model_dir),
+                "--listen", self.node_address, "--dtype", dtype, "--device", "cpu", "--data-dir", str(root / "node"), *node_flags,
             ],
             root / "node.log",
             {"INFERENCE_NODE_TOKEN": NODE_TOKEN},
@@ -112,8 +112,8 @@ class Stack:
         self.manager = Process(
             "manager",
             [
-                sys.executable, "-m", "adapter_manager", "--listen", self.manager_address, "--nodes", self.node_address,
-                "--data-dir", str(root / "manager"), "--bootstrap-tenant", "demo", *manager_flags,
+                sys.executable, "-m", "adapter_manager", "--listen", self.manager_address,
+                "--nodes", self.node_address, "--data-dir", str(root / "manager"), "--bootstrap-tenant", "demo", *manager_flags,
             ],
             root / "manager.log",
             {"ADAPTER_MANAGER_NODE_TOKEN": NODE_TOKEN},
