@@ -3,31 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapter_manager.domain.report import UploadReport
 from lorikeet_contract.manifest import Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class MatchedSite:
-    """One site of the base model and what the upload holds for it."""
-
-    site: str
-    layer: int | None
-    rank: int
-    scales: tuple[float, ...]
-    layout: str
-    tensors: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class IngestReport:
-    """Every tensor of the upload is either used or neutral: used + neutral = total."""
-
-    tensors_total: int
-    tensors_used: int
-    tensors_neutral: int
-    sites: tuple[MatchedSite, ...]
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +13,7 @@ class BuiltRevision:
 
     manifest: Manifest
     payload_path: Path
-    report: IngestReport
+    report: UploadReport
 
     @property
     def digest(self) -> str:
