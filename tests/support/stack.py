@@ -104,7 +104,8 @@ class Stack:
             "inference",
             [
                 sys.executable, "-m", "inference_service", "--model-dir", str(model_dir),
-                "--listen", self.node_address, "--dtype", dtype, "--device", "cpu", "--data-dir", str(root / "node"), *node_flags,
+                "--listen", self.node_address,
+                "--dtype", dtype, "--device", "cpu", "--data-dir", str(root / "node"), *node_flags,
             ],
             root / "node.log",
             {"INFERENCE_NODE_TOKEN": NODE_TOKEN},
@@ -113,7 +114,8 @@ class Stack:
             "manager",
             [
                 sys.executable, "-m", "adapter_manager", "--listen", self.manager_address,
-                "--nodes", self.node_address, "--data-dir", str(root / "manager"), "--bootstrap-tenant", "demo", *manager_flags,
+                "--nodes", self.node_address,
+                "--data-dir", str(root / "manager"), "--bootstrap-tenant", "demo", *manager_flags,
             ],
             root / "manager.log",
             {"ADAPTER_MANAGER_NODE_TOKEN": NODE_TOKEN},

@@ -20,7 +20,7 @@ MARKS = [10 + 5 * n for n in range(8)]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Eight watermarks over four slots, so that slots change hands; few blocks, so that some are preempted."""
+    """Eight watermarks over four slots, so that slots change hands; few blocks, so some are preempted."""
     root = tmp_path_factory.mktemp("streams")
     base = rigs.write_copy_base(root / "base")
     flags = [
