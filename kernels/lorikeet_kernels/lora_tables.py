@@ -21,3 +21,4 @@ class LoraTables:
     b_offset: torch.Tensor  # [S, sites] int64
     rank: torch.Tensor  # [S, sites] int32, padded to a multiple of 8; 0 where absent
     num_a: torch.Tensor  # [S, sites] int32, 1 or 2
+    max_rank: int = 256  # no entry of `rank` ever exceeds it; kernels are compiled for it
