@@ -7,8 +7,12 @@ ServiceError (lorikeet_contract)
 ├── PermissionDeniedError       PERMISSION_DENIED    PERMISSION_DENIED
 ├── TenantNotFoundError         NOT_FOUND            TENANT_NOT_FOUND
 ├── TenantExistsError           ALREADY_EXISTS       TENANT_EXISTS
+├── TenantNotEmptyError         FAILED_PRECONDITION  TENANT_NOT_EMPTY         it still has adapters
+├── TokenNotFoundError          NOT_FOUND            TOKEN_NOT_FOUND
+├── RequestIdReusedError        ALREADY_EXISTS       REQUEST_ID_REUSED        the same id, another request
 ├── AdapterNotFoundError        NOT_FOUND            ADAPTER_NOT_FOUND
 ├── AdapterNotReadyError        FAILED_PRECONDITION  ADAPTER_NOT_READY        its upload failed or is not done
+├── RevisionInUseError          FAILED_PRECONDITION  REVISION_IN_USE          an alias or a pin holds it
 ├── EtagMismatchError           ABORTED              ETAG_MISMATCH            read it again, then retry
 ├── UploadNotFoundError         NOT_FOUND            UPLOAD_NOT_FOUND
 ├── UploadConflictError         ABORTED              UPLOAD_CONFLICT          another stream, other files, a gap
@@ -19,8 +23,12 @@ ServiceError (lorikeet_contract)
 ├── ArtifactStoreError          UNAVAILABLE          ARTIFACT_STORE           with retry_after_s
 │   └── ArtifactMissingError    DATA_LOSS            ARTIFACT_MISSING         a stored revision is gone or cut short
 ├── RegistryUnavailableError    UNAVAILABLE          REGISTRY_UNAVAILABLE     with retry_after_s
+│   └── RegistryEmptiedError                                                  it came back with nothing in it
+├── RegistrySchemaError         FAILED_PRECONDITION  REGISTRY_SCHEMA          written by a newer version
 ├── ConcurrentChangeError       ABORTED              CONCURRENT_CHANGE        with retry_after_s
+├── PurgeInProgressError        UNAVAILABLE          PURGE_IN_PROGRESS        with retry_after_s
 ├── NodeUnavailableError        UNAVAILABLE          NODE_UNAVAILABLE         with retry_after_s
+├── NodeCallError               UNAVAILABLE          NODE_CALL                metadata: node, node_code, node_reason
 └── DrainingError               UNAVAILABLE          DRAINING                 with retry_after_s
 """
 
@@ -170,3 +178,64 @@ class DrainingError(ServiceError):
 
     code = StatusCode.UNAVAILABLE
     reason = "DRAINING"
+
+
+class TenantNotEmptyError(ServiceError):
+    """A tenant that still has adapters cannot be deleted."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "TENANT_NOT_EMPTY"
+
+
+class TokenNotFoundError(ServiceError):
+    """The tenant has no such token."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "TOKEN_NOT_FOUND"
+
+
+class RequestIdReusedError(ServiceError):
+    """The request id belongs to another request."""
+
+    code = StatusCode.ALREADY_EXISTS
+    reason = "REQUEST_ID_REUSED"
+
+
+class RevisionInUseError(ServiceError):
+    """An alias points at the revision, or a pin holds it."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "REVISION_IN_USE"
+
+
+class RegistryEmptiedError(RegistryUnavailableError):
+    """The registry's store came back with nothing in it."""
+
+
+class RegistrySchemaError(ServiceError):
+    """A record was written by a newer version of this program, or by nobody."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "REGISTRY_SCHEMA"
+
+
+class PurgeInProgressError(ServiceError):
+    """The same content is being removed from the artifact store right now."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "PURGE_IN_PROGRESS"
+
+
+class NodeCallError(ServiceError):
+    """A node refused a call or is away; says which node, and its own code and reason."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "NODE_CALL"
+
+    def __init__(self, node: str, node_code: StatusCode, node_reason: str, message: str) -> None:
+        super().__init__(
+            f"node {node}: {message}",
+            metadata={"node": node, "node_code": node_code.value, "node_reason": node_reason},
+        )
+        self.node_code = node_code
+        self.node_reason = node_reason

@@ -1,0 +1,192 @@
+"""An adapter's record and its life: PENDING -> READY -> DELETING, or FAILED. Pure transitions, no clock."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from lorikeet_contract.names import AdapterName
+
+
+class RevisionState(StrEnum):
+    """Where a revision is in its life."""
+
+    PENDING = "pending"
+    READY = "ready"
+    FAILED = "failed"
+    DELETING = "deleting"
+
+
+class WantedTier(StrEnum):
+    """How near to the device somebody asked to have a revision."""
+
+    HOST = "host"
+    ACTIVE = "active"
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One immutable set of weights under an adapter's name.
+
+    `pending_owner` is the manager that is storing it: after a crash that manager knows the work as its own.
+    """
+
+    digest: str
+    state: RevisionState
+    create_time_s: float
+    payload_bytes: int
+    dtype: str
+    max_rank: int
+    base_digest: str
+    failure: str = ""
+    pending_owner: str = ""
+    wanted: WantedTier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A name that points at revisions, the one promoted last at the end.
+
+    A push of content that is there already promotes it again, so the bare name answers with what was
+    pushed last, not with what was new last.
+    """
+
+    tenant: str
+    adapter: str
+    create_time_s: float
+    update_time_s: float
+    revisions: tuple[Revision, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    is_pinned: bool = False
+
+    @property
+    def name(self) -> AdapterName:
+        """The parsed resource name."""
+        return AdapterName(self.tenant, self.adapter)
+
+    @property
+    def ready(self) -> tuple[Revision, ...]:
+        """Revisions that may serve."""
+        return tuple(r for r in self.revisions if r.state is RevisionState.READY)
+
+    @property
+    def current_digest(self) -> str:
+        """What the bare name answers with; empty while nothing is READY."""
+        ready = self.ready
+        return ready[-1].digest if ready else ""
+
+    def revision(self, digest: str) -> Revision | None:
+        """The revision of that digest, whatever its state."""
+        return next((r for r in self.revisions if r.digest == digest), None)
+
+    def alias(self, alias: str) -> str | None:
+        """The digest an alias points at."""
+        return dict(self.aliases).get(alias)
+
+    def with_pending(self, revision: Revision, now_s: float) -> "Adapter":
+        """A copy in which `revision` is PENDING (a FAILED one of the same digest starts again)."""
+        others = tuple(r for r in self.revisions if r.digest != revision.digest)
+        return replace(self, revisions=(*others, revision), update_time_s=now_s)
+
+    def with_ready(self, digest: str, aliases: Iterable[str], now_s: float) -> "Adapter":
+        """A copy in which the revision is READY and promoted, and `aliases` point at it."""
+        revision = self._known(digest)
+        ready = replace(revision, state=RevisionState.READY, failure="", pending_owner="")
+        others = tuple(r for r in self.revisions if r.digest != digest)
+        merged = dict(self.aliases) | dict.fromkeys(aliases, digest)
+        return replace(
+            self, revisions=(*others, ready), aliases=tuple(sorted(merged.items())), update_time_s=now_s
+        )
+
+    def with_failure(self, digest: str, failure: str, now_s: float) -> "Adapter":
+        """A copy in which the revision is FAILED and says why."""
+        return self._replaced(
+            replace(self._known(digest), state=RevisionState.FAILED, failure=failure, pending_owner=""), now_s
+        )
+
+    def with_deleting(self, digests: Iterable[str], now_s: float) -> "Adapter":
+        """A copy in which the revisions are DELETING, serve no more, and no alias points at them."""
+        gone = frozenset(digests)
+        return replace(
+            self,
+            revisions=tuple(
+                replace(r, state=RevisionState.DELETING, wanted=None, pending_owner="")
+                if r.digest in gone
+                else r
+                for r in self.revisions
+            ),
+            aliases=tuple((a, d) for a, d in self.aliases if d not in gone),
+            update_time_s=now_s,
+        )
+
+    def without(self, digests: Iterable[str], now_s: float) -> "Adapter":
+        """A copy that has forgotten the revisions."""
+        gone = frozenset(digests)
+        return replace(
+            self,
+            revisions=tuple(r for r in self.revisions if r.digest not in gone),
+            aliases=tuple((a, d) for a, d in self.aliases if d not in gone),
+            update_time_s=now_s,
+        )
+
+    def with_pin(self, is_pinned: bool, now_s: float) -> "Adapter":
+        """A copy that is pinned or not; it follows the current revision."""
+        return replace(self, is_pinned=is_pinned, update_time_s=now_s)
+
+    def with_alias(self, alias: str, digest: str, now_s: float) -> "Adapter":
+        """A copy whose alias points at `digest`; an empty one removes the alias."""
+        merged = dict(self.aliases)
+        merged.pop(alias, None)
+        if digest:
+            merged[alias] = digest
+        return replace(self, aliases=tuple(sorted(merged.items())), update_time_s=now_s)
+
+    def with_wanted(self, digest: str, wanted: WantedTier | None, now_s: float) -> "Adapter":
+        """A copy that wants the revision at a tier on the nodes, or no longer."""
+        return self._replaced(replace(self._known(digest), wanted=wanted), now_s)
+
+    def _known(self, digest: str) -> Revision:
+        revision = self.revision(digest)
+        assert revision is not None, "callers look the revision up first"
+        return revision
+
+    def _replaced(self, revision: Revision, now_s: float) -> "Adapter":
+        return replace(
+            self,
+            revisions=tuple(revision if r.digest == revision.digest else r for r in self.revisions),
+            update_time_s=now_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DigestUse:
+    """Which adapters, of any tenant, hold a digest's files in the artifact store.
+
+    Nobody: the files are due for removal. `purge_owner` is set while a manager removes them, and keeps new
+    uploads of the same content waiting, so that a removal never takes files that somebody just stored.
+    """
+
+    digest: str
+    holders: tuple[str, ...] = ()
+    purge_owner: str = ""
+    purge_time_s: float = 0.0
+
+    def held_by(self, holder: str) -> "DigestUse":
+        """A copy that `holder` also holds."""
+        return replace(self, holders=tuple(sorted({*self.holders, holder})))
+
+    def released_by(self, holder: str) -> "DigestUse":
+        """A copy that `holder` no longer holds."""
+        return replace(self, holders=tuple(h for h in self.holders if h != holder))
+
+
+@dataclass(frozen=True, slots=True)
+class UploadReceipt:
+    """What an upload with a request id ended in, so that its repeat gets the same answer."""
+
+    tenant: str
+    request_id: str
+    adapter: str
+    fingerprint: str
+    digest: str
+    is_created: bool
+    create_time_s: float
