@@ -1,0 +1,37 @@
+"""The batch as the model sees it: everything a step's forward pass needs, passed down by hand."""
+
+from dataclasses import dataclass
+
+import torch
+
+from lorikeet_kernels.attention_metadata import AttentionMetadata
+from lorikeet_kernels.lora_segments import LoraSegments
+from lorikeet_kernels.lora_tables import LoraTables
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's paged keys and values, [blocks, block_tokens, Hkv, D]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoraBatch:
+    """Which rows use which adapter. `is_active` False: no row has one, so layers skip the LoRA ops."""
+
+    segments: LoraSegments
+    tables: LoraTables
+    is_active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """T rows of B requests, prefill chunks and decodes mixed."""
+
+    token_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    attention: AttentionMetadata
+    cache: tuple[LayerCache, ...]
+    lora: LoraBatch

@@ -1,0 +1,53 @@
+"""A decoder of pre-norm layers: embedding, layers, final norm, output head."""
+
+from collections.abc import Sequence
+
+import torch
+
+from inference_service.layers.attention import Attention
+from inference_service.layers.batch import ForwardBatch, LoraBatch
+from inference_service.layers.dense_mlp import DenseMlp
+from inference_service.layers.embedding import Embedding
+from inference_service.layers.linear import Linear
+from inference_service.layers.moe import Moe
+from inference_service.layers.norm import RmsNorm
+
+
+class DecoderLayer:
+    """Norm, attention, norm, MLP, with the residual carried beside."""
+
+    def __init__(
+        self, input_norm: RmsNorm, attention: Attention, mlp_norm: RmsNorm, mlp: DenseMlp | Moe
+    ) -> None:
+        self.input_norm = input_norm
+        self.attention = attention
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+
+
+class Decoder:
+    """The whole model. Holds weights only; the cache and the batch are passed in."""
+
+    def __init__(
+        self, embed: Embedding, layers: Sequence[DecoderLayer], final_norm: RmsNorm, lm_head: Linear
+    ) -> None:
+        self.embed = embed
+        self.layers = tuple(layers)
+        self.final_norm = final_norm
+        self.lm_head = lm_head
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the final hidden states [T, H]; the batch's keys and values are in the cache afterwards."""
+        lora = batch.lora
+        residual = self.embed(batch.token_ids, lora)
+        x: torch.Tensor | None = None
+        for layer, cache in zip(self.layers, batch.cache, strict=True):
+            # The first layer's input is the residual itself; later ones add the layer before in the norm.
+            h = layer.input_norm(residual) if x is None else layer.input_norm(x, residual)
+            h = layer.attention(h, batch, cache)
+            x = layer.mlp(layer.mlp_norm(h, residual), lora)
+        return self.final_norm(residual) if x is None else self.final_norm(x, residual)
+
+    def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+        """Logits [N, V] of `hidden` [N, H], rows picked from `forward`; `lora` describes those rows."""
+        return self.lm_head(hidden, lora)

@@ -1,0 +1,40 @@
+"""A dense projection with its LoRA sites, fused ones side by side."""
+
+from dataclasses import dataclass
+
+import torch
+
+from inference_service.layers.batch import LoraBatch
+from lorikeet_kernels.linear import linear
+from lorikeet_kernels.lora_linear import lora_linear
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSites:
+    """The table indices of a projection's sites, in the order of their columns, and each one's columns.
+
+    `num_slices` says of each site whether its columns are one piece or two (gate and up) of equal size.
+    """
+
+    indices: tuple[int, ...]
+    out_features: tuple[int, ...]
+    num_slices: tuple[int, ...]
+
+
+class Linear:
+    """Weight [out, in], maybe a bias [out], and the sites that cover its columns."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, sites: LinearSites) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.sites = sites
+
+    def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+        """Project `x` [T, in] to [T, out]; rows with an adapter get its delta added."""
+        y = linear(x, self.weight, self.bias)
+        if lora.is_active:
+            sites = self.sites
+            lora_linear(
+                y, x, lora.segments, lora.tables, sites.indices, sites.out_features, sites.num_slices
+            )
+        return y

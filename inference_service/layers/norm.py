@@ -1,0 +1,17 @@
+"""RMS norm as a layer."""
+
+import torch
+
+from lorikeet_kernels.rms_norm import rms_norm
+
+
+class RmsNorm:
+    """Weight [H] and epsilon."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the norm of `x`, or of x + residual, which `residual` then holds."""
+        return rms_norm(x, self.weight, self.eps, residual)

@@ -1,0 +1,38 @@
+"""Write a step's keys and values into the paged cache.
+
+    key_cache[slot // block_tokens, slot % block_tokens] = k[t]   for slot = slot_mapping[t]; values alike
+
+Shapes: k [T, Hkv, Dk], v [T, Hkv, Dv], views are fine; key_cache [blocks, block_tokens, Hkv, Dk] and value_cache
+[blocks, block_tokens, Hkv, Dv] of k's dtype; slot_mapping [T] int64. No arithmetic, no rounding. Every slot is
+valid: rows that only pad the batch point into a spare block which no block table names.
+"""
+
+import torch
+
+
+def kv_write_reference(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """See `kv_write`."""
+    key_cache.flatten(0, 1)[slot_mapping] = k
+    value_cache.flatten(0, 1)[slot_mapping] = v
+
+
+def kv_write(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Write `k` and `v` into the caches, in place."""
+    if k.shape[1:] != key_cache.shape[2:] or v.shape[1:] != value_cache.shape[2:]:
+        raise ValueError(
+            f"kv_write: rows {tuple(k.shape)} and {tuple(v.shape)} do not fit caches "
+            f"{tuple(key_cache.shape)} and {tuple(value_cache.shape)}"
+        )
+    kv_write_reference(k, v, key_cache, value_cache, slot_mapping)
