@@ -154,7 +154,7 @@ def _method(channel: Any, kind: str, name: str) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", ["unary", "sync_unary"])
-async def test_unary_handlers(name: str):
+async def test_unary_handlers(name: str) -> None:
     """The caller and the client's request id are known inside the handler, sync or async."""
     async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
         reply = await _method(channel, "unary_unary", name)(
@@ -164,7 +164,7 @@ async def test_unary_handlers(name: str):
 
 
 @pytest.mark.parametrize("name", ["generator", "writer", "sync_generator"])
-async def test_stream_handlers(name: str):
+async def test_stream_handlers(name: str) -> None:
     """Every way to write a streaming handler passes through, in order."""
     async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
         replies = [r.value async for r in _method(channel, "unary_stream", name)(StringValue(value="hi"))]
@@ -172,7 +172,7 @@ async def test_stream_handlers(name: str):
     assert all(r.startswith("acme ") for r in replies)
 
 
-async def test_client_streams():
+async def test_client_streams() -> None:
     """Streams from the client, answered once or by a stream."""
     async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
         parts = [StringValue(value=v) for v in "abc"]
@@ -184,7 +184,7 @@ async def test_client_streams():
         ]
 
 
-async def test_blocking_channel_sends_the_token():
+async def test_blocking_channel_sends_the_token() -> None:
     """The blocking client works against the same server, for unary and streams."""
     async with _rig() as rig:
 
@@ -202,7 +202,7 @@ async def test_blocking_channel_sends_the_token():
 
 @pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
 @pytest.mark.parametrize("token", [None, "bad"])
-async def test_refused_tokens(kind: str, token: str | None):
+async def test_refused_tokens(kind: str, token: str | None) -> None:
     """No token and a wrong one are UNAUTHENTICATED, for streams too."""
     async with _rig() as rig, open_channel(rig.target, token=token, aio=True) as channel:
         call = _method(channel, kind, "unary" if kind == "unary_unary" else "generator")(
@@ -216,7 +216,7 @@ async def test_refused_tokens(kind: str, token: str | None):
 @pytest.mark.parametrize(
     ("kind", "name"), [("unary_unary", "unary"), ("unary_unary", "sync_unary"), ("unary_stream", "writer")]
 )
-async def test_known_errors_arrive_whole(kind: str, name: str):
+async def test_known_errors_arrive_whole(kind: str, name: str) -> None:
     """Reason, metadata and retry delay of a ServiceError reach the client."""
     async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
         call = _method(channel, kind, name)(StringValue(value="known"))
@@ -230,7 +230,7 @@ async def test_known_errors_arrive_whole(kind: str, name: str):
     )
 
 
-async def test_error_after_the_first_message_keeps_what_was_sent():
+async def test_error_after_the_first_message_keeps_what_was_sent() -> None:
     """An error in mid-stream ends it with a status; the message before it is valid."""
     async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
         call = _method(channel, "unary_stream", "half")(StringValue(value="known"))
@@ -240,7 +240,7 @@ async def test_error_after_the_first_message_keeps_what_was_sent():
     assert from_rpc_error(caught.value).reason == "QUEUE_FULL"
 
 
-async def test_unknown_error_is_logged_once_and_hidden():
+async def test_unknown_error_is_logged_once_and_hidden() -> None:
     """INTERNAL with an id that the log has, with the traceback there and the text not on the wire."""
     with structlog.testing.capture_logs() as events:
         async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
@@ -254,7 +254,7 @@ async def test_unknown_error_is_logged_once_and_hidden():
     assert isinstance(failed[0]["exc_info"], RuntimeError)
 
 
-async def test_canonical_line():
+async def test_canonical_line() -> None:
     """One request.finished a call, with code, time, caller and the handler's own facts."""
     with structlog.testing.capture_logs() as events:
         async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
@@ -269,7 +269,7 @@ async def test_canonical_line():
 
 
 @pytest.mark.parametrize("name", ["endless", "silent"])
-async def test_cancel_reaches_the_handler_at_once(name: str):
+async def test_cancel_reaches_the_handler_at_once(name: str) -> None:
     """A cancelled stream runs the servicer's finally, whether it was sending or waiting."""
     with structlog.testing.capture_logs() as events:
         async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
@@ -284,7 +284,7 @@ async def test_cancel_reaches_the_handler_at_once(name: str):
     assert [e["code"] for e in events if e["event"] == "request.finished"] == ["CANCELLED"]
 
 
-async def test_deadline_reaches_the_handler():
+async def test_deadline_reaches_the_handler() -> None:
     """An expired deadline ends the handler and is called by its name in the log."""
     with structlog.testing.capture_logs() as events:
         async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
@@ -297,7 +297,7 @@ async def test_deadline_reaches_the_handler():
     assert [e["code"] for e in events if e["event"] == "request.finished"] == ["DEADLINE_EXCEEDED"]
 
 
-async def test_health_and_reflection_need_no_token():
+async def test_health_and_reflection_need_no_token() -> None:
     """Health of the whole, of the service and of nothing; reflection lists the service."""
     async with _rig() as rig, open_channel(rig.target, aio=True) as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -313,7 +313,7 @@ async def test_health_and_reflection_need_no_token():
     assert _SERVICE in names
 
 
-async def test_unknown_method_is_unimplemented():
+async def test_unknown_method_is_unimplemented() -> None:
     """The interceptor leaves what nobody serves to gRPC."""
     async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -321,7 +321,7 @@ async def test_unknown_method_is_unimplemented():
     assert from_rpc_error(caught.value).code is StatusCode.UNIMPLEMENTED
 
 
-async def test_metrics_count_by_method_and_code():
+async def test_metrics_count_by_method_and_code() -> None:
     """Each finished call is one sample."""
     registry = CollectorRegistry()
     async with (
@@ -333,7 +333,7 @@ async def test_metrics_count_by_method_and_code():
     assert f'rpc_server_calls_total{{code="OK",method="/{_SERVICE}/unary"}} 1.0' in text
 
 
-async def test_shutdown_waits_for_work_but_not_for_watches():
+async def test_shutdown_waits_for_work_but_not_for_watches() -> None:
     """A draining server says NOT_SERVING, lets running calls end, and cuts watches off at once."""
     async with (
         _rig(endless=frozenset({"silent"})) as rig,
@@ -361,7 +361,7 @@ async def test_shutdown_waits_for_work_but_not_for_watches():
             await watch.read()
 
 
-async def test_shutdown_ends_after_the_grace_time():
+async def test_shutdown_ends_after_the_grace_time() -> None:
     """A call that never ends costs the grace time, not more."""
     async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
         call = _method(channel, "unary_stream", "endless")(StringValue())
@@ -370,16 +370,16 @@ async def test_shutdown_ends_after_the_grace_time():
         assert await asyncio.wait_for(rig.echo.ended.get(), 1) == "closed"
 
 
-async def test_plain_text_beyond_loopback_needs_a_flag():
+async def test_plain_text_beyond_loopback_needs_a_flag() -> None:
     """The refusal names both ways out."""
-    with pytest.raises(ListenError, match="--tls-cert.*--insecure-listen"):
+    with pytest.raises(ListenError, match=r"--tls-cert.*--insecure-listen"):
         RpcServer("0.0.0.0:0", tls=None, interceptors=[], service_names=[])
     server = RpcServer("0.0.0.0:0", tls=None, interceptors=[], service_names=[], insecure_listen=True)
     assert await server.start() > 0
     await server.server.stop(None)
 
 
-async def test_taken_port_is_refused():
+async def test_taken_port_is_refused() -> None:
     """Two servers never share a port's calls."""
     async with _rig() as rig:
         second = RpcServer(rig.target, tls=None, interceptors=[], service_names=[])
@@ -388,8 +388,8 @@ async def test_taken_port_is_refused():
         await second.server.stop(None)
 
 
-async def test_large_requests_within_the_documented_limit():
-    """Requests far above gRPC's default arrive; beyond the server's own limit gRPC says RESOURCE_EXHAUSTED."""
+async def test_large_requests_within_the_documented_limit() -> None:
+    """Requests far above gRPC's default arrive; beyond our limit: RESOURCE_EXHAUSTED."""
     async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
         reply = await _method(channel, "stream_unary", "collect")(iter([StringValue(value="x" * 3_000_000)]))
         assert len(reply.value) == 3_000_000

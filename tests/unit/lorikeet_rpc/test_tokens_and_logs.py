@@ -21,7 +21,7 @@ def _restore_logging() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def test_tokens_differ_and_hash_to_their_record():
+def test_tokens_differ_and_hash_to_their_record() -> None:
     """A token's id and hash follow from the token alone."""
     one, two = tokens.new_token(), tokens.new_token()
     assert one.token != two.token
@@ -34,14 +34,14 @@ def test_tokens_differ_and_hash_to_their_record():
     ("given", "expected", "same"),
     [("a", "a", True), ("a", "b", False), (None, "a", False), ("", "", False), (None, "", False)],
 )
-def test_same_token(given: str | None, expected: str, same: bool):
+def test_same_token(given: str | None, expected: str, same: bool) -> None:
     """No secret configured means that nobody matches it."""
     assert tokens.same_token(given, expected) is same
 
 
 @pytest.mark.usefixtures("_restore_logging")
 @pytest.mark.parametrize("as_json", [True, False])
-def test_control_characters_cannot_forge_a_line(capfd: pytest.CaptureFixture[str], as_json: bool):
+def test_control_characters_cannot_forge_a_line(capfd: pytest.CaptureFixture[str], as_json: bool) -> None:
     """Line feeds, terminal escapes and text-direction marks from outside are shown, not obeyed."""
     logs.configure_logging(json=as_json)
     structlog.get_logger().info("request.rejected", name="a\nb\x1b[31m\u202ec\x85d")
@@ -53,7 +53,7 @@ def test_control_characters_cannot_forge_a_line(capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("_restore_logging")
-def test_json_lines_parse_and_values_are_bounded(capfd: pytest.CaptureFixture[str]):
+def test_json_lines_parse_and_values_are_bounded(capfd: pytest.CaptureFixture[str]) -> None:
     """One JSON object a line, long values cut."""
     logs.configure_logging(json=True)
     structlog.get_logger().info("x.happened", value="y" * 100_000, count=3)
@@ -80,6 +80,6 @@ def test_json_lines_parse_and_values_are_bounded(capfd: pytest.CaptureFixture[st
         ("localhost.evil.example:1", False),
     ],
 )
-def test_is_loopback(address: str, expected: bool):
+def test_is_loopback(address: str, expected: bool) -> None:
     """Anything not surely local counts as reachable."""
     assert is_loopback(address) is expected
