@@ -1,0 +1,138 @@
+"""Registry values from their messages. Pure."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from lorikeet.adapters.v1 import adapter_pb2 as pb
+from lorikeet.adapters.v1 import tenant_pb2
+from lorikeet_client.adapters import (
+    Adapter,
+    MatchedSite,
+    Placement,
+    ResidencyState,
+    Revision,
+    RevisionState,
+    UploadReport,
+    UploadResult,
+)
+from lorikeet_client.enums import from_number
+from lorikeet_client.tenants import NewToken, Tenant, TenantLimits, TokenRecord
+
+
+def adapter(message: pb.Adapter) -> Adapter:
+    """An adapter with its revisions."""
+    return Adapter(
+        name=message.name,
+        current_digest=message.current_digest,
+        aliases=dict(message.aliases),
+        revisions=tuple(revision(item) for item in message.revisions),
+        pinned=message.pinned,
+        create_time=_time(message, "create_time", message.create_time),
+        update_time=_time(message, "update_time", message.update_time),
+        etag=message.etag,
+    )
+
+
+def revision(message: pb.Revision) -> Revision:
+    """One revision; `report` is None where the server did not keep it."""
+    return Revision(
+        name=message.name,
+        digest=message.digest,
+        state=from_number(RevisionState, pb.RevisionState, message.state, "REVISION_STATE_"),
+        failure=message.failure,
+        create_time=_time(message, "create_time", message.create_time),
+        payload_bytes=message.payload_bytes,
+        dtype=message.dtype,
+        max_rank=message.max_rank,
+        base_digest=message.base_digest,
+        report=_report(message.report) if message.HasField("report") else None,
+    )
+
+
+def upload_result(message: pb.UploadResponse) -> UploadResult:
+    """The end of an upload."""
+    return UploadResult(revision(message.revision), message.created)
+
+
+def placements(messages: Iterable[pb.Placement]) -> tuple[Placement, ...]:
+    """Where revisions are."""
+    return tuple(
+        Placement(
+            node=item.node,
+            instance_id=item.instance_id,
+            revision=item.revision,
+            state=_residency(item.state),
+            desired=_residency(item.desired),
+            pinned=item.pinned,
+            bytes=item.bytes,
+            leases=item.leases,
+            failure=item.failure,
+        )
+        for item in messages
+    )
+
+
+def tenant(message: tenant_pb2.Tenant) -> Tenant:
+    """A tenant."""
+    return Tenant(
+        name=message.name,
+        create_time=_time(message, "create_time", message.create_time),
+        limits=TenantLimits(**{field.name: value for field, value in message.limits.ListFields()}),
+        tokens=tuple(_token_record(token) for token in message.tokens),
+        etag=message.etag,
+    )
+
+
+def tenant_limits(limits: TenantLimits) -> tenant_pb2.TenantLimits:
+    """None fields stay absent, so that defaults apply."""
+    return tenant_pb2.TenantLimits(
+        weight=limits.weight,
+        max_running_requests=limits.max_running_requests,
+        max_waiting_requests=limits.max_waiting_requests,
+        max_adapters=limits.max_adapters,
+    )
+
+
+def new_token(message: tenant_pb2.CreateTokenResponse) -> NewToken:
+    """A token, shown this once."""
+    return NewToken(message.token, _token_record(message.record))
+
+
+def _token_record(message: tenant_pb2.TokenRecord) -> TokenRecord:
+    return TokenRecord(
+        token_id=message.token_id,
+        create_time=_time(message, "create_time", message.create_time),
+        admin=message.admin,
+    )
+
+
+def _report(message: pb.UploadReport) -> UploadReport:
+    return UploadReport(
+        tensors_total=message.tensors_total,
+        tensors_used=message.tensors_used,
+        tensors_neutral=message.tensors_neutral,
+        sites=tuple(
+            MatchedSite(
+                site=site.site,
+                layer=site.layer if site.HasField("layer") else None,
+                rank=site.rank,
+                scales=tuple(site.scales),
+                layout=site.layout,
+                tensors=site.tensors,
+                bytes=site.bytes,
+            )
+            for site in message.sites
+        ),
+        warnings=tuple(message.warnings),
+    )
+
+
+def _residency(number: int) -> ResidencyState:
+    return from_number(ResidencyState, pb.ResidencyState, number, "RESIDENCY_STATE_")
+
+
+def _time(owner: Message, field: str, stamp: Timestamp) -> datetime | None:
+    return stamp.ToDatetime(tzinfo=UTC) if owner.HasField(field) else None

@@ -1,0 +1,241 @@
+"""The asyncio client: the blocking one's methods, awaited."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc.aio
+
+from lorikeet_client import adapter_calls, generation_messages, inference_calls, tenant_calls
+from lorikeet_client.adapters import Adapter, Placement, ResidencyState, UploadOptions, UploadResult
+from lorikeet_client.asyncio_transport import AsyncioTransport
+from lorikeet_client.endpoints import DEFAULT_INFERENCE, DEFAULT_MANAGER, Endpoints
+from lorikeet_client.errors import mapped_errors
+from lorikeet_client.generation import ChatMessage, Completion, Delta, GenerateOptions, Tokenized
+from lorikeet_client.model import Model
+from lorikeet_client.retry import DEFAULT_RETRY, RetryPolicy
+from lorikeet_client.settings import ClientSettings
+from lorikeet_client.stream_fold import StreamFold
+from lorikeet_client.tenants import NewToken, Tenant, TenantLimits
+from lorikeet_client.upload import plan_upload
+from lorikeet_rpc.channel import ClientTls
+
+
+class AsyncGenerationStream(StreamFold):
+    """Iterates deltas with `async for`. Leaving its `async with`, or `close`, stops the work on the server."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self._call = call
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        with mapped_errors():
+            message = await self._call.read()
+        if message is grpc.aio.EOF:
+            self.check_finished()
+            raise StopAsyncIteration
+        return self.add(message)
+
+    def close(self) -> None:
+        """Stop; a stream that has ended is left as it is."""
+        self._call.cancel()
+
+    async def completion(self) -> Completion:
+        """Read to the end and return the whole."""
+        async for _ in self:
+            pass
+        return self.whole()
+
+
+class AsyncLorikeet:
+    """Both services, for asyncio code; belongs to the loop of its first call.
+
+    Args:
+        inference: address of the inference service.
+        manager: address of the adapter manager.
+        token: the tenant's bearer token.
+        tls: None speaks plain text, for loopback only.
+        retry: bounds of repeated tries; only calls that may be repeated are.
+
+    Every method takes `timeout_s`, the time for the call with all its tries; None means the method's own
+    default, and no limit for generation and uploads. Every method raises CallError's subclasses.
+    """
+
+    def __init__(
+        self,
+        inference: str = DEFAULT_INFERENCE,
+        manager: str = DEFAULT_MANAGER,
+        token: str | None = None,
+        tls: ClientTls | None = None,
+        retry: RetryPolicy = DEFAULT_RETRY,
+    ) -> None:
+        self._transport = AsyncioTransport(Endpoints(inference, manager, token, tls), retry)
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """A client by the LORIKEET_ environment."""
+        at = ClientSettings().endpoints()
+        return cls(at.inference, at.manager, at.token, at.tls)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; running calls are cancelled."""
+        await self._transport.close()
+
+    def generate(
+        self, prompt: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerationStream:
+        """Stream text. Nothing is repeated by itself: what was shown cannot be taken back."""
+        request = generation_messages.generate_request(prompt, **options)
+        return AsyncGenerationStream(self._transport.generate(request, timeout_s))
+
+    async def complete(
+        self, prompt: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Generate and return the whole text."""
+        return await self._transport.unary(inference_calls.complete(prompt, **options), timeout_s)
+
+    async def abort(self, request_id: str, *, timeout_s: float | None = None) -> bool:
+        """Stop a running request of this tenant; False if there is none of that id."""
+        return await self._transport.unary(inference_calls.abort(request_id), timeout_s)
+
+    async def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        chat: Sequence[ChatMessage] | None = None,
+        add_special_tokens: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Tokenized:
+        """The prompt or chat as the model reads it."""
+        return await self._transport.unary(
+            inference_calls.tokenize(prompt, chat, add_special_tokens), timeout_s
+        )
+
+    async def get_model(self, *, timeout_s: float | None = None) -> Model:
+        """The base model, its limits, its LoRA sites and the engine's counters."""
+        return await self._transport.unary(inference_calls.get_model(), timeout_s)
+
+    async def upload_adapter(
+        self,
+        directory: Path | str,
+        name: str,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[UploadOptions],
+    ) -> UploadResult:
+        """Upload a PEFT directory; goes on where it stopped after a break. May raise UploadRefusedError."""
+        # Hashing gigabytes would stop the loop.
+        plan = await asyncio.to_thread(plan_upload, directory, name, **options)
+        return await self._transport.upload(plan, timeout_s)
+
+    async def get_adapter(self, name: str, *, timeout_s: float | None = None) -> Adapter:
+        """One adapter with its revisions."""
+        return await self._transport.unary(adapter_calls.get_adapter(name), timeout_s)
+
+    async def list_adapters(
+        self, tenant: str | None = None, *, page_size: int = 100, timeout_s: float | None = None
+    ) -> AsyncIterator[Adapter]:
+        """All adapters of the tenant, fetched page by page; an admin may leave the tenant out for all."""
+        page_token = ""
+        while True:
+            page = await self._transport.unary(
+                adapter_calls.list_adapters(tenant, page_size, page_token), timeout_s
+            )
+            for item in page.items:
+                yield item
+            if not (page_token := page.next_page_token):
+                return
+
+    async def delete_adapter(self, name: str, *, etag: str = "", timeout_s: float | None = None) -> None:
+        """Delete an adapter, or the one revision that the resource name names."""
+        await self._transport.unary(adapter_calls.delete_adapter(name, etag), timeout_s)
+
+    async def pin_adapter(
+        self, name: str, *, pinned: bool = True, etag: str = "", timeout_s: float | None = None
+    ) -> Adapter:
+        """Keep an adapter active on the GPU, or no longer."""
+        return await self._transport.unary(adapter_calls.pin_adapter(name, pinned, etag), timeout_s)
+
+    async def set_alias(
+        self, name: str, alias: str, digest: str, *, etag: str = "", timeout_s: float | None = None
+    ) -> Adapter:
+        """Point an alias at a revision; an empty digest removes the alias."""
+        return await self._transport.unary(adapter_calls.set_alias(name, alias, digest, etag), timeout_s)
+
+    async def load_adapter(
+        self, name: str, tier: ResidencyState = ResidencyState.ACTIVE, *, timeout_s: float | None = None
+    ) -> tuple[Placement, ...]:
+        """Bring an adapter to the GPU (ACTIVE) or into host memory (HOST) now."""
+        return await self._transport.unary(adapter_calls.load_adapter(name, tier), timeout_s)
+
+    async def unload_adapter(self, name: str, *, timeout_s: float | None = None) -> tuple[Placement, ...]:
+        """Free an adapter's memory on the nodes; it stays registered."""
+        return await self._transport.unary(adapter_calls.unload_adapter(name), timeout_s)
+
+    async def get_placement(self, name: str = "", *, timeout_s: float | None = None) -> tuple[Placement, ...]:
+        """Where an adapter's weights are, or all adapters' that this token may see."""
+        return await self._transport.unary(adapter_calls.get_placement(name), timeout_s)
+
+    async def create_tenant(
+        self,
+        tenant_id: str,
+        limits: TenantLimits | None = None,
+        *,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Tenant:
+        """Create a tenant. Admins only, as all that follow."""
+        return await self._transport.unary(
+            tenant_calls.create_tenant(tenant_id, limits, request_id), timeout_s
+        )
+
+    async def get_tenant(self, tenant_id: str, *, timeout_s: float | None = None) -> Tenant:
+        """One tenant."""
+        return await self._transport.unary(tenant_calls.get_tenant(tenant_id), timeout_s)
+
+    async def list_tenants(
+        self, *, page_size: int = 100, timeout_s: float | None = None
+    ) -> AsyncIterator[Tenant]:
+        """All tenants, fetched page by page."""
+        page_token = ""
+        while True:
+            page = await self._transport.unary(tenant_calls.list_tenants(page_size, page_token), timeout_s)
+            for item in page.items:
+                yield item
+            if not (page_token := page.next_page_token):
+                return
+
+    async def delete_tenant(self, tenant_id: str, *, etag: str = "", timeout_s: float | None = None) -> None:
+        """Delete a tenant."""
+        await self._transport.unary(tenant_calls.delete_tenant(tenant_id, etag), timeout_s)
+
+    async def create_token(
+        self, tenant_id: str, *, admin: bool = False, timeout_s: float | None = None
+    ) -> NewToken:
+        """Make a token; it is shown this once."""
+        return await self._transport.unary(tenant_calls.create_token(tenant_id, admin), timeout_s)
+
+    async def revoke_token(self, tenant_id: str, token_id: str, *, timeout_s: float | None = None) -> None:
+        """Make a token worthless."""
+        await self._transport.unary(tenant_calls.revoke_token(tenant_id, token_id), timeout_s)

@@ -1,0 +1,161 @@
+"""Values of text generation: what a caller asks, what streams back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypedDict
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. None leaves a field to the model's own default, which the server documents."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_strings: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_string: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `generate` and `complete`.
+
+    chat, token_ids: the input, in place of a prompt.
+    add_generation_prompt: append the template's opening of the assistant's turn. Default true.
+    adapter: "name", "name@alias", "tenant/name[@alias]" or a resource name; absent means the base model.
+    sampling: how tokens are chosen.
+    request_id: names the request in logs and for `abort`; the server makes one if absent.
+    """
+
+    chat: Sequence[ChatMessage]
+    token_ids: Sequence[int]
+    add_generation_prompt: bool
+    adapter: str
+    sampling: SamplingParams
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """An alternative at one position."""
+
+    id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token. A character may be spread over several tokens' bytes."""
+
+    id: int
+    text_bytes: bytes
+    logprob: float | None
+    top_logprobs: tuple[TokenLogprob, ...]
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    UNSPECIFIED = "unspecified"
+    STOP_TOKEN = "stop_token"  # noqa: S105 (no secret: a token of text)
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+    DEADLINE = "deadline"
+    ABORTED = "aborted"
+
+
+class AdapterTier(StrEnum):
+    """Where an adapter's weights were when the request asked for them."""
+
+    UNSPECIFIED = "unspecified"
+    ABSENT = "absent"
+    DISK = "disk"
+    HOST = "host"
+    ACTIVE = "active"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts; `cached_tokens` of the prompt came from the prefix cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the request's time went, as the server measured it."""
+
+    queue_ms: float
+    adapter_wait_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUsed:
+    """The revision that answered."""
+
+    revision: str
+    digest: str
+    tier_hit: AdapterTier
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a generation. `adapter` is None where the base model answered."""
+
+    reason: FinishReason
+    stop_string: str | None
+    stop_token_id: int | None
+    usage: Usage
+    timings: Timings
+    adapter: AdapterUsed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One piece of a stream. All pieces' `text`, joined, is the whole text; `finish` is on the last one."""
+
+    request_id: str
+    sequence: int
+    text: str
+    tokens: tuple[Token, ...]
+    prompt_tokens: tuple[Token, ...]
+    finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer."""
+
+    request_id: str
+    text: str
+    tokens: tuple[Token, ...]
+    prompt_tokens: tuple[Token, ...]
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt as the model reads it; `rendered` is the chat through its template, else empty."""
+
+    ids: tuple[int, ...]
+    token_bytes: tuple[bytes, ...]
+    rendered: str

@@ -1,0 +1,177 @@
+"""Generation values from and to their messages. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Unpack
+
+from lorikeet.inference.v1 import generation_pb2 as pb
+from lorikeet.inference.v1 import model_pb2
+from lorikeet_client.enums import from_number
+from lorikeet_client.errors import BrokenReplyError
+from lorikeet_client.generation import (
+    AdapterTier,
+    AdapterUsed,
+    ChatMessage,
+    Completion,
+    Delta,
+    Finish,
+    FinishReason,
+    GenerateOptions,
+    SamplingParams,
+    Timings,
+    Token,
+    Tokenized,
+    TokenLogprob,
+    Usage,
+)
+from lorikeet_client.model import EngineStatus, Limits, Model
+from lorikeet_rpc.schema_message import schema_from_message
+
+
+def generate_request(prompt: str | None, **options: Unpack[GenerateOptions]) -> pb.GenerateRequest:
+    """The request; raises TypeError unless exactly one of prompt, chat and token_ids is given."""
+    message = pb.GenerateRequest(request_id=options.get("request_id", ""))
+    chat, token_ids = options.get("chat"), options.get("token_ids")
+    if sum(given is not None for given in (prompt, chat, token_ids)) != 1:
+        raise TypeError("give exactly one of prompt, chat and token_ids")
+    if prompt is not None:
+        message.prompt = prompt
+    elif chat is not None:
+        message.chat.CopyFrom(chat_messages(chat, options.get("add_generation_prompt")))
+    else:
+        message.token_ids.SetInParent()
+        message.token_ids.ids.extend(token_ids or ())
+    if (adapter := options.get("adapter")) is not None:
+        message.adapter = adapter
+    if (sampling := options.get("sampling")) is not None:
+        message.sampling.CopyFrom(sampling_params(sampling))
+    return message
+
+
+def tokenize_request(
+    prompt: str | None, chat: Sequence[ChatMessage] | None, *, add_special_tokens: bool | None
+) -> pb.TokenizeRequest:
+    """The request; raises TypeError unless exactly one of prompt and chat is given."""
+    if (prompt is None) == (chat is None):
+        raise TypeError("give exactly one of prompt and chat")
+    message = pb.TokenizeRequest(add_special_tokens=add_special_tokens)
+    if prompt is not None:
+        message.prompt = prompt
+    elif chat is not None:
+        message.chat.CopyFrom(chat_messages(chat, None))
+    return message
+
+
+def chat_messages(chat: Sequence[ChatMessage], add_generation_prompt: bool | None) -> pb.ChatMessages:
+    """A conversation."""
+    turns = [pb.ChatMessage(role=turn.role, content=turn.content) for turn in chat]
+    return pb.ChatMessages(messages=turns, add_generation_prompt=add_generation_prompt)
+
+
+def sampling_params(params: SamplingParams) -> pb.SamplingParams:
+    """None fields stay absent, so that the server's defaults apply."""
+    return pb.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        ignore_eos=params.ignore_eos,
+        stop_strings=params.stop_strings,
+        stop_token_ids=params.stop_token_ids,
+        include_stop_string=params.include_stop_string,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        skip_special_tokens=params.skip_special_tokens,
+    )
+
+
+def delta(message: pb.GenerateResponse) -> Delta:
+    """One piece of a stream."""
+    return Delta(
+        request_id=message.request_id,
+        sequence=message.sequence,
+        text=message.text_delta,
+        tokens=_tokens(message.tokens),
+        prompt_tokens=_tokens(message.prompt_tokens),
+        finish=finish(message.finish) if message.HasField("finish") else None,
+    )
+
+
+def completion(message: pb.CompleteResponse) -> Completion:
+    """A whole answer."""
+    return Completion(
+        request_id=message.request_id,
+        text=message.text,
+        tokens=_tokens(message.tokens),
+        prompt_tokens=_tokens(message.prompt_tokens),
+        finish=finish(message.finish),
+    )
+
+
+def finish(message: pb.Finish) -> Finish:
+    """The end of a generation."""
+    used = message.adapter
+    return Finish(
+        reason=from_number(FinishReason, pb.FinishReason, message.reason, "FINISH_REASON_"),
+        stop_string=message.stop_string or None,
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+        usage=Usage(
+            prompt_tokens=message.usage.prompt_tokens,
+            cached_tokens=message.usage.cached_tokens,
+            output_tokens=message.usage.output_tokens,
+        ),
+        timings=Timings(
+            queue_ms=message.timings.queue_ms,
+            adapter_wait_ms=message.timings.adapter_wait_ms,
+            prefill_ms=message.timings.prefill_ms,
+            decode_ms=message.timings.decode_ms,
+        ),
+        adapter=AdapterUsed(
+            revision=used.revision,
+            digest=used.digest,
+            tier_hit=from_number(AdapterTier, pb.AdapterTier, used.tier_hit, "ADAPTER_TIER_"),
+        )
+        if message.HasField("adapter")
+        else None,
+    )
+
+
+def tokenized(message: pb.TokenizeResponse) -> Tokenized:
+    """A prompt as the model reads it."""
+    return Tokenized(tuple(message.ids), tuple(message.token_bytes), message.rendered)
+
+
+def model(message: model_pb2.GetModelResponse) -> Model:
+    """What the node serves; raises BrokenReplyError if its schema is not of this release."""
+    try:
+        schema = schema_from_message(message.lora_schema)
+    except ValueError as error:
+        raise BrokenReplyError(str(error)) from error
+    return Model(
+        name=message.name,
+        architecture=message.architecture,
+        instance_id=message.instance_id,
+        base_digest=message.base_digest,
+        dtype=message.dtype,
+        vocab_size=message.vocab_size,
+        limits=Limits(**{field.name: getattr(message.limits, field.name) for field in _LIMIT_FIELDS}),
+        lora_schema=schema,
+        status=EngineStatus(**{field.name: getattr(message.status, field.name) for field in _STATUS_FIELDS}),
+    )
+
+
+# Both records have the messages' own field names; a test holds that they are complete.
+_LIMIT_FIELDS = model_pb2.Limits.DESCRIPTOR.fields
+_STATUS_FIELDS = model_pb2.EngineStatus.DESCRIPTOR.fields
+
+
+def _tokens(messages: Iterable[pb.TokenInfo]) -> tuple[Token, ...]:
+    return tuple(
+        Token(
+            id=token.id,
+            text_bytes=token.text_bytes,
+            logprob=token.logprob if token.HasField("logprob") else None,
+            top_logprobs=tuple(TokenLogprob(top.id, top.logprob) for top in token.top_logprobs),
+        )
+        for token in messages
+    )
