@@ -49,6 +49,14 @@ class Stored(Generic[RecordT]):
     etag: str
 
 
+@dataclass(frozen=True, slots=True)
+class Page(Generic[RecordT]):
+    """A part of a list. `next_after` is where the next page begins behind; "" after the last one."""
+
+    items: tuple[Stored[RecordT], ...]
+    next_after: str
+
+
 class ChangeKind(StrEnum):
     """What a change does to its record."""
 
@@ -124,7 +132,7 @@ class Registry(Protocol):
         """What a tenant has; None means that there is no such tenant."""
         ...
 
-    async def tenants(self, after: str, limit: int) -> Sequence[Stored[Tenant]]:
+    async def tenants(self, after: str, limit: int) -> Page[Tenant]:
         """Tenants in order of id, behind `after`."""
         ...
 
@@ -136,7 +144,7 @@ class Registry(Protocol):
         """An adapter's record."""
         ...
 
-    async def adapters(self, tenant_id: str | None, after: str, limit: int) -> Sequence[Stored[Adapter]]:
+    async def adapters(self, tenant_id: str | None, after: str, limit: int) -> Page[Adapter]:
         """Adapters in order of "t/a", behind `after`; of one tenant, or of all."""
         ...
 
@@ -165,7 +173,7 @@ class Registry(Protocol):
         ...
 
     async def raise_generation(self, minimum: int) -> None:
-        """Make the next generation greater than `minimum`: nodes refuse catalogs older than what they have."""
+        """Make the generation greater than `minimum`: nodes refuse catalogs older than theirs."""
         ...
 
 
@@ -216,7 +224,7 @@ class ArtifactStore(Protocol):
     """Where revisions' files are kept: `revisions/<digest>/manifest.json` and `revisions/<digest>/payload`.
 
     A revision is visible only when it is whole: its manifest is written last and deleted first. Methods raise
-    ArtifactStoreError where the store is away, ArtifactMissingError where a revision is not there or not whole.
+    ArtifactStoreError where the store is away, ArtifactMissingError where a revision is not there or is cut.
     """
 
     @property

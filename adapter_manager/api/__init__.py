@@ -1,0 +1,1 @@
+"""The gRPC face: servicers, conversion, authentication."""

@@ -1,0 +1,1 @@
+"""What the manager does: upload, register, place, reconcile. No gRPC, no Redis, no protobuf."""

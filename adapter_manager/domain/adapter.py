@@ -88,11 +88,19 @@ class Adapter:
         return replace(self, revisions=(*others, revision), update_time_s=now_s)
 
     def with_ready(self, digest: str, aliases: Iterable[str], now_s: float) -> "Adapter":
-        """A copy in which the revision is READY and promoted, and `aliases` point at it."""
-        revision = self._known(digest)
-        ready = replace(revision, state=RevisionState.READY, failure="", pending_owner="")
-        others = tuple(r for r in self.revisions if r.digest != digest)
+        """A copy in which the revision is READY and promoted, and `aliases` point at it.
+
+        Where somebody asked for the former current revision on the nodes, they asked for the name: the wish
+        goes over to the new one, unless an alias still answers with the former.
+        """
         merged = dict(self.aliases) | dict.fromkeys(aliases, digest)
+        former = self.revision(self.current_digest)
+        revision = self._known(digest)
+        others = tuple(r for r in self.revisions if r.digest != digest)
+        if former and former.digest != digest and former.wanted and former.digest not in merged.values():
+            revision = replace(revision, wanted=former.wanted)
+            others = tuple(replace(r, wanted=None) if r.digest == former.digest else r for r in others)
+        ready = replace(revision, state=RevisionState.READY, failure="", pending_owner="")
         return replace(
             self, revisions=(*others, ready), aliases=tuple(sorted(merged.items())), update_time_s=now_s
         )
@@ -187,6 +195,7 @@ class UploadReceipt:
     request_id: str
     adapter: str
     fingerprint: str
+    files: tuple[tuple[str, int], ...]
     digest: str
     is_created: bool
     create_time_s: float

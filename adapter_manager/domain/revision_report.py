@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from adapter_manager.domain.built_revision import IngestReport
+from adapter_manager.domain.report import UploadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,4 +12,4 @@ class RevisionReport:
     tenant: str
     adapter: str
     digest: str
-    report: IngestReport
+    report: UploadReport

@@ -1,0 +1,1 @@
+"""The registry on Redis or Valkey, and an embedded server for the local stack."""
