@@ -1,0 +1,1 @@
+"""The `lorikeet` command: a local stack, adapters, tenants, residency and text from a shell."""

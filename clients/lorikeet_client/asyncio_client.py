@@ -24,7 +24,7 @@ from lorikeet_rpc.channel import ClientTls
 
 
 class AsyncGenerationStream(StreamFold):
-    """Iterates deltas with `async for`. Leaving its `async with`, or `close`, stops the work on the server."""
+    """Iterates deltas. Leaving its `async with` block, or `close`, stops the work on the server."""
 
     def __init__(self, call: Any) -> None:
         super().__init__()

@@ -1,0 +1,1 @@
+"""One file for each group of commands; `lorikeet_admin.app` puts them together."""

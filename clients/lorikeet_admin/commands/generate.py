@@ -1,0 +1,126 @@
+"""`lorikeet generate`: stream text from the base model or an adapter."""
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from lorikeet_admin.exits import ExitCode
+from lorikeet_admin.output import Output, short_digest
+from lorikeet_admin.session import Json, session
+from lorikeet_admin.tables import short_name
+from lorikeet_client import ChatMessage, Finish, FinishReason, GenerationStream, SamplingParams
+from lorikeet_client.generation import GenerateOptions
+
+
+def generate(
+    context: typer.Context,
+    prompt: Annotated[str | None, typer.Option(help="Raw text to continue; - reads it from stdin.")] = None,
+    chat: Annotated[
+        str | None, typer.Option(help="A user's message, through the model's template; - reads stdin.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system message before --chat.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="name[@alias] or tenant/name[@alias]; absent: the base model.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
+    stop_token: Annotated[list[int] | None, typer.Option(help="Stop at this token id; repeatable.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities, with so many alternatives.")
+    ] = None,
+    request_id: Annotated[str, typer.Option(help="Name the request, e.g. to abort it.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Stream text; with --json one delta a line, the last with its finish."""
+    if (prompt is None) == (chat is None):
+        raise typer.BadParameter("give one of --prompt and --chat")
+    if system is not None and chat is None:
+        raise typer.BadParameter("--system goes with --chat")
+    options = GenerateOptions(
+        request_id=request_id,
+        sampling=SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            max_tokens=max_tokens,
+            ignore_eos=ignore_eos,
+            stop_strings=stop or (),
+            stop_token_ids=stop_token or (),
+            logprobs=logprobs,
+        ),
+    )
+    if adapter is not None:
+        options["adapter"] = adapter
+    if chat is not None:
+        turns = [ChatMessage("user", _text(chat))]
+        options["chat"] = [ChatMessage("system", system), *turns] if system is not None else turns
+    text = None if prompt is None else _text(prompt)
+    with (
+        session(context, as_json=as_json) as at,
+        at.client.generate(text, timeout_s=at.timeout_s, **options) as stream,
+    ):
+        finish = _print(stream, at.output)
+        if finish.reason is FinishReason.DEADLINE:
+            raise typer.Exit(ExitCode.TIMEOUT)
+        if finish.reason is FinishReason.ABORTED:
+            raise typer.Exit(ExitCode.FAILED)
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When the request began and its first token came."""
+
+    start_s: float
+    first_s: float | None = None
+
+
+def _print(stream: GenerationStream, output: Output) -> Finish:
+    clock = _Clock(time.monotonic())
+    try:
+        for delta in stream:
+            if delta.tokens and clock.first_s is None:
+                clock.first_s = time.monotonic()
+            if output.as_json:
+                output.json_line(delta)
+            else:
+                sys.stdout.write(delta.text)
+                sys.stdout.flush()
+    finally:
+        # The cursor must not stay behind the text, whatever ended it.
+        if not output.as_json and stream.text and not stream.text.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    finish = stream.whole().finish
+    output.note(_summary(finish, clock))
+    return finish
+
+
+def _summary(finish: Finish, clock: _Clock) -> str:
+    end_s = time.monotonic()
+    usage = finish.usage
+    parts = [
+        f"[{finish.reason}]",
+        f"{usage.prompt_tokens} prompt ({usage.cached_tokens} cached) + {usage.output_tokens} output tokens",
+    ]
+    if clock.first_s is not None:
+        parts.append(f"first token {1000 * (clock.first_s - clock.start_s):.0f} ms")
+        if usage.output_tokens > 1 and end_s > clock.first_s:
+            parts.append(f"{(usage.output_tokens - 1) / (end_s - clock.first_s):.0f} tokens/s")
+    if used := finish.adapter:
+        parts.append(f"{short_name(used.revision)} {short_digest(used.digest)} (was {used.tier_hit})")
+    else:
+        parts.append("base model")
+    return ", ".join(parts)
+
+
+def _text(argument: str) -> str:
+    return sys.stdin.read() if argument == "-" else argument
