@@ -1,0 +1,249 @@
+"""Adapters on this node: what the scheduler leases, what the manager wants, and the moves between tiers.
+
+The engine loop calls `poll` between steps; nothing here blocks, and nothing else touches pool, arena or slots.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from inference_service.domain.adapter import (
+    AdapterDemand,
+    AdapterStanding,
+    DesiredAdapter,
+    ResidencyTier,
+    ResidentAdapter,
+)
+from inference_service.domain.errors import AdapterNotFoundError, AdapterUnavailableError
+from inference_service.ports import DeviceArena, HostPool, PayloadSource
+from inference_service.residency.config import ResidencyConfig
+from inference_service.residency.entry import AdapterEntry, LoadCall
+from inference_service.residency.host_loads import HostLoads
+from inference_service.residency.slots import Slots
+from inference_service.residency.table import AdapterTable
+from lorikeet_contract.status import ServiceError
+
+# While something waits, time alone can change what may be done: patience, cool-downs, bounds on waits.
+_LOOK_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyStats:
+    """Counters of the residency room."""
+
+    leases: int
+    active_adapters: int
+    host_adapters: int
+    arena_used_bytes: int
+    host_used_bytes: int
+    loads: int
+    evictions: int
+
+
+class Residency:
+    """Implements `ports.AdapterGate` for the scheduler, and the manager's wishes for the engine loop.
+
+    `wake` is called from worker threads when they finish something; `unix_offset_s` turns `now_s` into a date.
+    """
+
+    def __init__(
+        self,
+        config: ResidencyConfig,
+        pool: HostPool,
+        arena: DeviceArena,
+        source: PayloadSource,
+        executor: Executor,
+        wake: Callable[[], None],
+        unix_offset_s: float = 0.0,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._arena = arena
+        self._source = source
+        self._table = AdapterTable(config, unix_offset_s)
+        self._loads = HostLoads(self._table, pool, source, executor, wake, config, arena.total_bytes)
+        self._slots = Slots(self._table, arena, config)
+        self._look_again_s = 0.0
+
+    def demand(self, digest: str, request_id: str, now_s: float) -> AdapterStanding:
+        """See `ports.AdapterGate`. A request that waits past the bound, or for a failed load, is told to end."""
+        entry = self._table.entry(digest)
+        if entry is None or not (entry.is_named or entry.has_host or entry.slot is not None):
+            gone = AdapterNotFoundError(f"adapter revision {digest} is not in the catalog any more")
+            return AdapterStanding(ResidencyTier.ABSENT, error_reason=gone.reason, error_message=gone.message)
+        if entry.can_lease:
+            return AdapterStanding(entry.tier, can_lease=True)
+        if entry.failure is not None and (now_s < entry.retry_at_s or not entry.may_load(now_s)):
+            return _failed(entry.tier, entry.failure)
+        if request_id not in entry.waiters:
+            entry.waiters[request_id] = now_s
+            self._table.is_dirty = True
+        if now_s - entry.waiters[request_id] > self._config.max_wait_s:
+            return _failed(entry.tier, self._waited_too_long(entry))
+        return AdapterStanding(entry.tier)
+
+    def withdraw(self, digest: str, request_id: str) -> None:
+        """See `ports.AdapterGate`."""
+        entry = self._table.entries.get(digest)
+        if entry is not None and entry.waiters.pop(request_id, None) is not None:
+            self._table.is_dirty = True
+
+    def acquire(self, digest: str, request_id: str, now_s: float) -> int:
+        """See `ports.AdapterGate`."""
+        entry = self._table.entries[digest]
+        assert entry.can_lease, digest
+        assert entry.slot is not None, digest
+        assert request_id not in entry.leases, request_id
+        entry.leases.add(request_id)
+        entry.last_used_s = now_s
+        self.withdraw(digest, request_id)
+        return entry.slot
+
+    def release(self, digest: str, request_id: str, now_s: float) -> None:
+        """See `ports.AdapterGate`."""
+        entry = self._table.entries[digest]
+        entry.leases.remove(request_id)
+        entry.last_used_s = now_s
+        self._table.is_dirty = True
+
+    def set_desired(self, desired: Iterable[DesiredAdapter]) -> None:
+        """Replace what the manager wants; every revision of the catalog is to be among it."""
+        self._table.set_catalog(desired)
+
+    def load(
+        self, wanted: DesiredAdapter, now_s: float, on_done: Callable[[ResidentAdapter | ServiceError], None]
+    ) -> None:
+        """Bring a revision to HOST or ACTIVE; an earlier failure does not count, and its wait is bounded."""
+        entry = self._table.entry(wanted.source.digest) or self._table.make(wanted.source)
+        entry.is_named = True
+        entry.source = wanted.source
+        entry.pinned = entry.pinned or wanted.pinned
+        if entry.desired is not ResidencyTier.ACTIVE:
+            entry.desired = wanted.tier
+        entry.failure, entry.retry_at_s, entry.awaits_stream = None, 0.0, False
+        entry.calls.append(LoadCall(wanted.tier, now_s, on_done))
+        self._table.changed(entry)
+
+    def unload(self, digest: str, *, keep_on_disk: bool, on_done: Callable[[bool], None]) -> None:
+        """Take a revision off device and host once nobody has a lease; no new lease is given until then.
+
+        Whatever wanted it until now does so no more: its pin, its desired tier, calls that wait for its load.
+        """
+        entry = self._table.entries.get(digest)
+        if entry is None or not (entry.has_host or entry.slot is not None or entry.is_loading):
+            if not keep_on_disk:
+                self._loads.remove_from_disk(digest)
+            if entry is not None:
+                self._cancel_wishes(entry)
+            on_done(False)
+            return
+        self._cancel_wishes(entry)
+        entry.keep_on_disk = entry.keep_on_disk and keep_on_disk
+        entry.unloads.append(on_done)
+        self._table.changed(entry)
+
+    def poll(self, now_s: float) -> None:
+        """Take in what ended and begin what can begin. Between steps only."""
+        self._loads.collect(now_s)
+        self._slots.collect(now_s)
+        if not self._table.is_dirty and now_s < self._look_again_s:
+            return
+        self._table.is_dirty = False
+        self._finish_unloads()
+        self._finish_calls(now_s)
+        self._slots.start(now_s)
+        self._loads.start(now_s)
+        self._loads.tell_demands(now_s)
+        self._table.forget_idle()
+        self._look_again_s = now_s + _LOOK_AGAIN_S
+
+    def next_poll_in_s(self) -> float | None:
+        """How soon `poll` is worth a call with nothing else going on; None: when something wakes the loop."""
+        if self._table.is_dirty:
+            return 0.0
+        if self._slots.is_copying:
+            return 0.001
+        return _LOOK_AGAIN_S if any(self._wants_more(e) for e in self._table.entries.values()) else None
+
+    def resident(self) -> Sequence[ResidentAdapter]:
+        """Every revision on this node, those on disk included."""
+        known = dict.fromkeys((*self._table.entries, *self._source.cached()))
+        on_disk = frozenset(self._source.cached())
+        return [
+            self._table.describe(digest)
+            if digest in self._table.entries
+            else ResidentAdapter(digest, ResidencyTier.DISK if digest in on_disk else ResidencyTier.ABSENT)
+            for digest in known
+        ]
+
+    def take_changed(self) -> Sequence[ResidentAdapter]:
+        """Changes since the last call."""
+        return self._table.take_changed()
+
+    def take_demands(self) -> Sequence[AdapterDemand]:
+        """Payloads the manager is asked for since the last call."""
+        demands, self._table.demands = self._table.demands, []
+        return demands
+
+    def stats(self) -> ResidencyStats:
+        """Counters as of now."""
+        entries = self._table.entries.values()
+        return ResidencyStats(
+            leases=sum(len(entry.leases) for entry in entries),
+            active_adapters=sum(entry.is_active for entry in entries),
+            host_adapters=sum(entry.has_host for entry in entries),
+            arena_used_bytes=self._arena.used_bytes,
+            host_used_bytes=self._pool.used_bytes,
+            loads=self._loads.num_loads,
+            evictions=self._slots.num_evictions + self._loads.num_evictions,
+        )
+
+    def _finish_unloads(self) -> None:
+        for entry in self._table.entries.values():
+            # A worker thread still reads into the pool: what it brings is dropped when it ends.
+            if not entry.unloads or entry.leases or entry.is_loading:
+                continue
+            self._slots.release(entry)
+            self._loads.drop(entry)
+            entry.fetched = None
+            if not entry.keep_on_disk:
+                self._loads.remove_from_disk(entry.digest)
+                entry.on_disk = False
+            unloads, entry.unloads, entry.keep_on_disk = entry.unloads, [], True
+            self._table.changed(entry)
+            for on_done in unloads:
+                on_done(True)
+
+    def _finish_calls(self, now_s: float) -> None:
+        for entry in self._table.entries.values():
+            for call in tuple(entry.calls):
+                if entry.is_active or (entry.has_host and call.tier is ResidencyTier.HOST):
+                    entry.calls.remove(call)
+                    call.on_done(self._table.describe(entry.digest))
+                elif now_s - call.since_s > self._config.max_wait_s:
+                    entry.calls.remove(call)
+                    call.on_done(self._waited_too_long(entry))
+
+    def _cancel_wishes(self, entry: AdapterEntry) -> None:
+        entry.pinned = False
+        entry.desired = ResidencyTier.ABSENT
+        self._table.end_calls(
+            entry, AdapterUnavailableError(f"adapter {entry.digest} was unloaded meanwhile")
+        )
+
+    def _wants_more(self, entry: AdapterEntry) -> bool:
+        if entry.unloads or entry.waiters or entry.calls:
+            return True
+        wanted = entry.wanted_tier()
+        is_there = entry.is_active or (entry.has_host and wanted is ResidencyTier.HOST)
+        return wanted is not None and not is_there
+
+    def _waited_too_long(self, entry: AdapterEntry) -> AdapterUnavailableError:
+        return AdapterUnavailableError(
+            f"adapter {entry.digest} was not ready within {self._config.max_wait_s:g} s (it is {entry.tier}); "
+            "try again, or free slots by unpinning adapters"
+        )
+
+
+def _failed(tier: ResidencyTier, error: ServiceError) -> AdapterStanding:
+    return AdapterStanding(tier, error_reason=error.reason, error_message=error.message)

@@ -1,0 +1,148 @@
+"""The device's slots: which revision takes which, whose turn it is, and who must make room."""
+
+import structlog
+
+from inference_service.domain.adapter import ResidencyTier
+from inference_service.domain.errors import AdapterTooLargeError
+from inference_service.ports import DeviceArena
+from inference_service.residency.config import ResidencyConfig
+from inference_service.residency.entry import AdapterEntry
+from inference_service.residency.eviction import slot_victims
+from inference_service.residency.table import AdapterTable
+
+log = structlog.get_logger()
+
+
+class Slots:
+    """Moves revisions from host memory into slots and out again. The arena's only user.
+
+    A slot is released only while nobody has a lease on it, and leases outlive the steps that use them.
+    """
+
+    def __init__(self, table: AdapterTable, arena: DeviceArena, config: ResidencyConfig) -> None:
+        self.num_evictions = 0
+        self._table = table
+        self._arena = arena
+        self._config = config
+        self._free = list(reversed(range(arena.num_slots)))
+        self._by_slot: dict[int, AdapterEntry] = {}
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the arena must be polled."""
+        return any(not entry.is_active for entry in self._by_slot.values())
+
+    def collect(self, now_s: float) -> None:
+        """Take in the copies that ended."""
+        for slot in self._arena.poll():
+            entry = self._by_slot[slot]
+            entry.is_active = True
+            entry.activated_s = now_s
+            self._table.changed(entry)
+            log.info("residency.activated", adapter=entry.digest, slot=slot)
+
+    def start(self, now_s: float) -> None:
+        """Give slots to revisions in host memory, the most urgent first."""
+        wanted = [
+            entry
+            for entry in self._table.entries.values()
+            if entry.has_host
+            and entry.slot is None
+            and not entry.unloads
+            and entry.wanted_tier() is ResidencyTier.ACTIVE
+        ]
+        for entry in sorted(wanted, key=AdapterEntry.urgency):
+            if self._activate(entry, now_s) or entry.failure or not self._fits_beside_pinned(entry):
+                continue
+            # In turn: were smaller or later ones let past, this one might never find room.
+            if entry.waiters:
+                break
+        self._ask_for_slots(now_s)
+
+    def release(self, entry: AdapterEntry) -> None:
+        """Empty a revision's slot, cancelling its copy if that still runs; nobody has a lease on it."""
+        assert not entry.leases, entry.digest
+        if entry.slot is None:
+            return
+        self._arena.release(entry.slot)
+        del self._by_slot[entry.slot]
+        self._free.append(entry.slot)
+        entry.slot = None
+        entry.is_active = entry.is_draining = False
+        self._table.changed(entry)
+
+    def _activate(self, entry: AdapterEntry, now_s: float) -> bool:
+        victims = slot_victims(self._by_slot.values(), entry, now_s)
+        room = self._arena.total_bytes - self._held_bytes()
+        if not (self._free or victims):
+            return False
+        if room + sum(victim.num_bytes for victim in victims) < entry.num_bytes:
+            return False
+        while True:
+            if (
+                self._free
+                and room >= entry.num_bytes
+                and self._arena.begin_copy(entry.digest, self._free[-1])
+            ):
+                entry.slot = self._free.pop()
+                self._by_slot[entry.slot] = entry
+                self._table.changed(entry)
+                return True
+            if not victims:
+                break
+            # Also where the bytes would do: the free ones may not lie side by side.
+            room += victims[0].num_bytes
+            self._evict(victims.pop(0))
+        if not self._by_slot:
+            self._table.fail(entry, _cannot_place(entry, self._arena.total_bytes), now_s)
+        return False
+
+    def _evict(self, victim: AdapterEntry) -> None:
+        slot = victim.slot
+        self.release(victim)
+        self.num_evictions += 1
+        log.info("residency.evicted_from_slot", adapter=victim.digest, slot=slot)
+
+    def _ask_for_slots(self, now_s: float) -> None:
+        """Where requests wait too long for a slot, let the slots that were longest active fall idle."""
+        starving = [
+            entry
+            for entry in self._table.entries.values()
+            if entry.waiters
+            and entry.has_host
+            and entry.slot is None
+            and now_s - entry.urgency()[1] >= self._config.slot_patience_s
+            and self._fits_beside_pinned(entry)
+        ]
+        holders = sorted(
+            (e for e in self._by_slot.values() if e.is_active and not e.is_slot_pinned),
+            key=lambda entry: entry.activated_s,
+        )
+        need_bytes = max((entry.num_bytes for entry in starving), default=0)
+        freed_bytes = self._arena.total_bytes - self._held_bytes()
+        num_freed = len(self._free)
+        for holder in holders:
+            is_needed = num_freed < len(starving) or (bool(starving) and freed_bytes < need_bytes)
+            holder.is_draining = is_needed
+            if is_needed:
+                num_freed += 1
+                freed_bytes += holder.num_bytes
+
+    def _fits_beside_pinned(self, entry: AdapterEntry) -> bool:
+        """Whether the entry could have a slot if every lease ended."""
+        pinned = [e for e in self._by_slot.values() if e.is_slot_pinned]
+        pinned_bytes = sum(e.num_bytes for e in pinned)
+        return len(pinned) < self._arena.num_slots and (
+            pinned_bytes + entry.num_bytes <= self._arena.total_bytes
+        )
+
+    def _held_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self._by_slot.values())
+
+
+def _cannot_place(entry: AdapterEntry, total_bytes: int) -> AdapterTooLargeError:
+    return AdapterTooLargeError(
+        f"adapter {entry.digest} takes {entry.num_bytes} bytes, which the empty arena of {total_bytes} bytes "
+        "could not place; give the node a larger arena or use a lower rank",
+        metadata={"value": str(entry.num_bytes), "maximum": str(total_bytes)},
+    )
