@@ -32,8 +32,8 @@ class ExitCode(IntEnum):
 
 
 _UNAVAILABLE_ADVICE = (
-    "is the service running, and is the address right? LORIKEET_INFERENCE and LORIKEET_MANAGER, or --inference "
-    "and --manager, name it; `lorikeet up --model-dir DIR` starts a local stack"
+    "is the service running, and is the address right? LORIKEET_INFERENCE and LORIKEET_MANAGER, or "
+    "--inference and --manager, name it; `lorikeet up --model-dir DIR` starts a local stack"
 )
 _AUTH_ADVICE = (
     "set LORIKEET_TOKEN or --token to a token that may do this; `lorikeet up` prints one, and an admin makes "

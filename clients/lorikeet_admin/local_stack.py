@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -138,7 +138,7 @@ class LocalStack:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StackError(
-                f"{self._plan.data_dir} is in use by another `lorikeet up`: stop that one or give another --data-dir"
+                f"{self._plan.data_dir} is in use by another `lorikeet up`: stop it or give another --data-dir"
             ) from error
 
     def _child_plans(self, inference: str, manager: str) -> tuple[ChildPlan, ChildPlan]:
@@ -195,7 +195,8 @@ def _probe(port: int) -> socket.socket:
 def _is_serving(address: str) -> bool:
     with open_channel(address, aio=False) as channel:
         try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
+            stub: Any = health_pb2_grpc.HealthStub(channel)  # its types name no methods
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=2)
         except grpc.RpcError:
             return False
         return reply.status == health_pb2.HealthCheckResponse.SERVING

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from lorikeet_admin.exits import ExitCode
 from lorikeet_admin.output import Output, short_digest, size
 from lorikeet_admin.session import AdapterArgument, Etag, Json, session
 from lorikeet_admin.tables import placement_table, plain_table, report_table, short_name
@@ -14,6 +15,7 @@ from lorikeet_client import (
     Adapter,
     ExpertOrientation,
     ExpertPacking,
+    Placement,
     ResidencyState,
     UploadProgress,
     UploadResult,
@@ -130,14 +132,11 @@ def load(
     tier = ResidencyState.HOST if host else ResidencyState.ACTIVE
     with session(context, as_json=as_json) as at:
         placements = at.client.load_adapter(adapter, tier, timeout_s=at.timeout_s)
-        at.output.result(
-            {"placements": placements}, lambda console: console.print(placement_table(placements))
-        )
+        _show_placements(at.output, placements)
         if failed := [item for item in placements if item.failure]:
-            at.output.note(
-                f"error: not loaded on {len(failed)} of {len(placements)} nodes: {failed[0].failure}"
-            )
-            raise typer.Exit(1)
+            where = f"{len(failed)} of {len(placements)} nodes"
+            at.output.note(f"error: not loaded on {where}: {failed[0].failure}")
+            raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command()
@@ -145,9 +144,7 @@ def unload(context: typer.Context, adapter: AdapterArgument, as_json: Json = Fal
     """Free an adapter's memory on the nodes; it stays registered."""
     with session(context, as_json=as_json) as at:
         placements = at.client.unload_adapter(adapter, timeout_s=at.timeout_s)
-        at.output.result(
-            {"placements": placements}, lambda console: console.print(placement_table(placements))
-        )
+        _show_placements(at.output, placements)
 
 
 @app.command()
@@ -162,6 +159,10 @@ def _set_pinned(context: typer.Context, adapter: str, *, pinned: bool, etag: str
     with session(context, as_json=as_json) as at:
         found = at.client.pin_adapter(adapter, pinned=pinned, etag=etag, timeout_s=at.timeout_s)
         at.output.result(found, lambda console: _show_adapter(console, found))
+
+
+def _show_placements(output: Output, placements: tuple[Placement, ...]) -> None:
+    output.result({"placements": placements}, lambda console: console.print(placement_table(placements)))
 
 
 def _progress_bar(output: Output) -> Progress:
@@ -186,13 +187,14 @@ def _show_upload(console: Console, name: str, result: UploadResult, *, validate_
         else "was there already"
     )
     console.print(
-        f"{name} {done}: revision {short_digest(revision.digest)}, {revision.dtype}, max rank {revision.max_rank}, "
-        f"{size(revision.payload_bytes)}"
+        f"{name} {done}: revision {short_digest(revision.digest)}, {revision.dtype}, "
+        f"max rank {revision.max_rank}, {size(revision.payload_bytes)}"
     )
     if report := revision.report:
         console.print(report_table(report))
         console.print(
-            f"{report.tensors_used} of {report.tensors_total} tensors used, {report.tensors_neutral} without effect"
+            f"{report.tensors_used} of {report.tensors_total} tensors used, "
+            f"{report.tensors_neutral} without effect"
         )
         for warning in report.warnings:
             console.print(f"warning: {warning}")
