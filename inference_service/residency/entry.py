@@ -36,8 +36,8 @@ class AdapterEntry:
     """Owned and changed by the residency room alone.
 
     `is_named`: the catalog or a load call names the revision, so it may be loaded. `num_bytes` is what it
-    takes in the host pool and in the arena, 0 until its manifest was read. `is_loading`: a worker thread is at
-    it. `is_draining`: the slot takes no new leases, because others waited too long for one.
+    takes in the host pool and in the arena, 0 until its manifest was read. `is_loading`: a worker thread is
+    at it. `is_draining`: the slot takes no new leases, because others waited too long for one.
     """
 
     digest: str
@@ -110,11 +110,15 @@ class AdapterEntry:
             return Urgency.CALL, self.calls[0].since_s
         return (Urgency.PINNED if self.pinned else Urgency.DESIRED), 0.0
 
+    def may_retry(self, now_s: float) -> bool:
+        """Whether a failed load may be tried again: not if it is too large, nor before the cool-down."""
+        return now_s >= self.retry_at_s and not isinstance(self.failure, AdapterTooLargeError)
+
     def may_load(self, now_s: float) -> bool:
         """Whether a load may start: not refused for good, not cooling down, not on its way out."""
         if self.unloads or self.is_loading or self.awaits_stream or not self.is_named:
             return False
-        if now_s < self.retry_at_s or isinstance(self.failure, AdapterTooLargeError):
+        if not self.may_retry(now_s):
             return False
         if self.failure is None:
             return True

@@ -1,6 +1,6 @@
 """Adapters on this node: what the scheduler leases, what the manager wants, and the moves between tiers.
 
-The engine loop calls `poll` between steps; nothing here blocks, and nothing else touches pool, arena or slots.
+The engine loop calls `poll` between steps; nothing here blocks, and nobody else touches pool or arena.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +25,7 @@ from lorikeet_contract.status import ServiceError
 
 # While something waits, time alone can change what may be done: patience, cool-downs, bounds on waits.
 _LOOK_AGAIN_S = 0.05
+_BACKGROUND_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class ResidencyStats:
 class Residency:
     """Implements `ports.AdapterGate` for the scheduler, and the manager's wishes for the engine loop.
 
-    `wake` is called from worker threads when they finish something; `unix_offset_s` turns `now_s` into a date.
+    `wake` is called from worker threads when they finish something. `now_s + unix_offset_s` is a date.
     """
 
     def __init__(
@@ -66,14 +67,14 @@ class Residency:
         self._look_again_s = 0.0
 
     def demand(self, digest: str, request_id: str, now_s: float) -> AdapterStanding:
-        """See `ports.AdapterGate`. A request that waits past the bound, or for a failed load, is told to end."""
+        """See `ports.AdapterGate`. Requests that wait past the bound or for a failed load are told to end."""
         entry = self._table.entry(digest)
         if entry is None or not (entry.is_named or entry.has_host or entry.slot is not None):
             gone = AdapterNotFoundError(f"adapter revision {digest} is not in the catalog any more")
             return AdapterStanding(ResidencyTier.ABSENT, error_reason=gone.reason, error_message=gone.message)
         if entry.can_lease:
             return AdapterStanding(entry.tier, can_lease=True)
-        if entry.failure is not None and (now_s < entry.retry_at_s or not entry.may_load(now_s)):
+        if entry.failure is not None and not entry.may_retry(now_s):
             return _failed(entry.tier, entry.failure)
         if request_id not in entry.waiters:
             entry.waiters[request_id] = now_s
@@ -135,7 +136,8 @@ class Residency:
                 self._loads.remove_from_disk(digest)
             if entry is not None:
                 self._cancel_wishes(entry)
-            on_done(False)
+            was_there = False
+            on_done(was_there)
             return
         self._cancel_wishes(entry)
         entry.keep_on_disk = entry.keep_on_disk and keep_on_disk
@@ -163,7 +165,9 @@ class Residency:
             return 0.0
         if self._slots.is_copying:
             return 0.001
-        return _LOOK_AGAIN_S if any(self._wants_more(e) for e in self._table.entries.values()) else None
+        if any(entry.waiters or entry.calls for entry in self._table.entries.values()):
+            return _LOOK_AGAIN_S
+        return _BACKGROUND_S if any(_wants_more(e) for e in self._table.entries.values()) else None
 
     def resident(self) -> Sequence[ResidentAdapter]:
         """Every revision on this node, those on disk included."""
@@ -211,8 +215,9 @@ class Residency:
                 entry.on_disk = False
             unloads, entry.unloads, entry.keep_on_disk = entry.unloads, [], True
             self._table.changed(entry)
+            was_there = True
             for on_done in unloads:
-                on_done(True)
+                on_done(was_there)
 
     def _finish_calls(self, now_s: float) -> None:
         for entry in self._table.entries.values():
@@ -231,18 +236,18 @@ class Residency:
             entry, AdapterUnavailableError(f"adapter {entry.digest} was unloaded meanwhile")
         )
 
-    def _wants_more(self, entry: AdapterEntry) -> bool:
-        if entry.unloads or entry.waiters or entry.calls:
-            return True
-        wanted = entry.wanted_tier()
-        is_there = entry.is_active or (entry.has_host and wanted is ResidencyTier.HOST)
-        return wanted is not None and not is_there
-
     def _waited_too_long(self, entry: AdapterEntry) -> AdapterUnavailableError:
         return AdapterUnavailableError(
             f"adapter {entry.digest} was not ready within {self._config.max_wait_s:g} s (it is {entry.tier}); "
             "try again, or free slots by unpinning adapters"
         )
+
+
+def _wants_more(entry: AdapterEntry) -> bool:
+    """Whether a retry in the background may come."""
+    wanted = entry.wanted_tier()
+    is_there = entry.is_active or (entry.has_host and wanted is ResidencyTier.HOST)
+    return wanted is not None and not is_there
 
 
 def _failed(tier: ResidencyTier, error: ServiceError) -> AdapterStanding:
