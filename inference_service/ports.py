@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from inference_service.domain.adapter import AdapterDemand, AdapterStanding, DesiredAdapter, ResidentAdapter
-from inference_service.domain.engine import EngineInfo, EngineStatus
+from inference_service.domain.engine import EngineInfo, EngineStatus, ModelFacts
 from inference_service.domain.request import EngineRequest, RequestOutput
 from inference_service.domain.step import ModelRunnerOutput, SchedulerOutput
 from inference_service.domain.tenant import TenantShare
@@ -63,6 +63,34 @@ class DeviceArena(Protocol):
 
     def release(self, slot: int) -> None:
         """Free a slot; the caller knows that no step uses it. Also cancels a running copy."""
+        ...
+
+
+class Backend(Protocol):
+    """A loaded model with all its parts, as the function named by `EngineConfig.backend_factory` returns it."""
+
+    @property
+    def info(self) -> ModelFacts:
+        """Fixed facts of the model."""
+        ...
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Runs steps."""
+        ...
+
+    @property
+    def host_pool(self) -> HostPool:
+        """Adapters in host memory."""
+        ...
+
+    @property
+    def arena(self) -> DeviceArena:
+        """Adapters on the device."""
+        ...
+
+    def compilations(self) -> int:
+        """Kernel compilations since the backend was ready; 0 where nothing is compiled."""
         ...
 
 

@@ -36,6 +36,21 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a backend knows once its model is loaded and its memory is divided; see EngineInfo."""
+
+    model_name: str
+    architecture: str
+    base_digest: str
+    dtype: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    lora_schema: bytes
+    max_context_tokens: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """Counters; after every scenario the first seven must return to what they were."""
 

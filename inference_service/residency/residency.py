@@ -232,13 +232,13 @@ class Residency:
     def _cancel_wishes(self, entry: AdapterEntry) -> None:
         entry.pinned = False
         entry.desired = ResidencyTier.ABSENT
-        self._table.end_calls(
-            entry, AdapterUnavailableError(f"adapter {entry.digest} was unloaded meanwhile")
-        )
+        gone = AdapterUnavailableError(f"adapter {entry.digest} was unloaded meanwhile")
+        self._table.end_calls(entry, gone)
 
     def _waited_too_long(self, entry: AdapterEntry) -> AdapterUnavailableError:
         return AdapterUnavailableError(
-            f"adapter {entry.digest} was not ready within {self._config.max_wait_s:g} s (it is {entry.tier}); "
+            f"adapter {entry.digest} was not ready within {self._config.max_wait_s:g} s (it is {entry.tier}"
+            f"{', the manager has not streamed it' if entry.awaits_stream else ''}); "
             "try again, or free slots by unpinning adapters"
         )
 
