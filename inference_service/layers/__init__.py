@@ -1,0 +1,1 @@
+"""Layers shared by all model families. They take ready tensors and know no checkpoint names."""

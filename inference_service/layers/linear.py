@@ -34,7 +34,5 @@ class Linear:
         y = linear(x, self.weight, self.bias)
         if lora.is_active:
             sites = self.sites
-            lora_linear(
-                y, x, lora.segments, lora.tables, sites.indices, sites.out_features, sites.num_slices
-            )
+            lora_linear(y, x, lora.segments, lora.tables, sites.indices, sites.out_features, sites.num_slices)
         return y

@@ -54,9 +54,7 @@ class Experts:
         down = x.new_empty((*topk_ids.shape, hidden))
         expert_linear(activation, self.down, groups, down, topk_weights=topk_weights)
         if lora.is_active:
-            moe_lora_down(
-                down, activation, topk_ids, topk_weights, groups, segments, tables, self.sites.down
-            )
+            moe_lora_down(down, activation, topk_ids, topk_weights, groups, segments, tables, self.sites.down)
         return moe_sum(down)
 
 

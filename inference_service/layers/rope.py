@@ -69,9 +69,7 @@ def _yarn(p: RopeParameters) -> torch.Tensor:
 
 def _yarn_dimension(p: RopeParameters, turns: float) -> float:
     """The (fractional) dimension that makes `turns` turns over the original context."""
-    return (
-        p.rotary_dim * math.log(p.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(p.theta))
-    )
+    return p.rotary_dim * math.log(p.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(p.theta))
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:

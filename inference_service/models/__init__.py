@@ -1,0 +1,27 @@
+"""Model families: from a Hugging Face directory to a decoder, its LoRA schema and its identity."""
+
+from inference_service.models.config import GenerationDefaults
+from inference_service.models.errors import CheckpointError, ModelConfigError, ModelError
+from inference_service.models.loader import (
+    LoadedModel,
+    ModelDescription,
+    compute_dtype,
+    describe_model,
+    load_model,
+)
+from inference_service.models.parameter_count import count_parameters
+from inference_service.models.spec import AttentionSpec
+
+__all__ = [
+    "AttentionSpec",
+    "CheckpointError",
+    "GenerationDefaults",
+    "LoadedModel",
+    "ModelConfigError",
+    "ModelDescription",
+    "ModelError",
+    "compute_dtype",
+    "count_parameters",
+    "describe_model",
+    "load_model",
+]

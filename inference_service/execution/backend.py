@@ -1,0 +1,114 @@
+"""Builds everything that lives on one device. The engine process calls `load_backend` once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from inference_service.execution.adapter_layout import AdapterPlacer
+from inference_service.execution.batch_builder import BatchBuilder
+from inference_service.execution.config import BackendConfig
+from inference_service.execution.device_arena import TensorArena
+from inference_service.execution.host_pool import PinnedHostPool
+from inference_service.execution.kv_cache import allocate_cache
+from inference_service.execution.memory import free_memory, plan_memory
+from inference_service.execution.model_runner import BatchModelRunner
+from inference_service.execution.request_table import RequestTable
+from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
+from inference_service.ports import DeviceArena, HostPool, ModelRunner
+
+# Reading, hashing and converting one revision: sha256 keeps a core busy at about 1.5 GB/s, disks are faster.
+_READ_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """The loaded model and the sizes that start-up settled. `lora_schema` is the schema's canonical JSON."""
+
+    model_name: str
+    architecture: str
+    base_digest: str
+    dtype: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    lora_schema: bytes
+    max_context_tokens: int
+    block_tokens: int
+    num_blocks: int
+    arena_bytes: int
+    host_pool_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The device as the engine sees it."""
+
+    info: BackendInfo
+    runner: ModelRunner
+    host_pool: HostPool
+    arena: DeviceArena
+
+
+def load_backend(config: BackendConfig) -> Backend:
+    """Load the model and allocate cache, host pool and arena.
+
+    Raises:
+        ModelError: the model directory cannot be served, or does not fit the device; the message says why.
+    """
+    device = _device(config.device)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    description = describe_model(Path(config.model_dir))
+    dtype = compute_dtype(description, config.dtype, device)
+    plan = plan_memory(config, description, dtype, device, free_memory(device))
+    model = load_model(
+        description,
+        dtype=dtype,
+        device=device,
+        num_positions=plan.max_context_tokens,
+        load_format=config.load_format,
+    )
+    spec = description.spec
+    cache = allocate_cache(
+        [layer.attention for layer in spec.layers], plan.num_blocks, config.block_tokens, dtype, device
+    )
+    placer = AdapterPlacer(model.schema, model.base_digest, dtype.itemsize, config.max_rank)
+    readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="adapter-read")
+    host_pool = PinnedHostPool(
+        placer, dtype, plan.host_pool_bytes, readers, pin_memory=device.type == "cuda"
+    )
+    arena = TensorArena(
+        host_pool,
+        placer.indices,
+        num_slots=config.num_slots,
+        total_bytes=plan.arena_bytes,
+        dtype=dtype,
+        device=device,
+    )
+    table = RequestTable(config.max_running_requests, plan.max_context_tokens, config.block_tokens)
+    builder = BatchBuilder(table, cache, arena.tables, block_tokens=config.block_tokens, device=device)
+    info = BackendInfo(
+        model_name=Path(config.model_dir).resolve().name,
+        architecture=description.architecture,
+        base_digest=model.base_digest,
+        dtype=str(dtype).removeprefix("torch."),
+        vocab_size=spec.vocab_size,
+        eos_token_ids=description.defaults.eos_token_ids,
+        lora_schema=model.schema.to_json(),
+        max_context_tokens=plan.max_context_tokens,
+        block_tokens=config.block_tokens,
+        num_blocks=plan.num_blocks,
+        arena_bytes=plan.arena_bytes,
+        host_pool_bytes=plan.host_pool_bytes,
+    )
+    return Backend(info, BatchModelRunner(model.decoder, table, builder), host_pool, arena)
+
+
+def _device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type not in ("cpu", "cuda"):
+        raise ModelConfigError(f"device {name!r} is not supported; use cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelConfigError(f"device {name!r} was asked for, but torch finds no GPU on this machine")
+    return device

@@ -1,0 +1,31 @@
+"""What the execution room needs to know; the engine fills it from its own settings."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """One device's model, cache and adapter memory.
+
+    `num_blocks` or `kv_cache_bytes` sizes the key-value cache; with neither it is derived from free memory.
+    `arena_bytes` and `host_pool_bytes` None are derived too. `max_context_tokens` None is the model's own, or
+    what the cache can hold if that is less. `num_threads` None leaves torch's choice. `num_slots` is the number of
+    adapters that can be active at once.
+    """
+
+    model_dir: str
+    device: str = "cpu"
+    dtype: str = "auto"
+    block_tokens: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    max_step_tokens: int = 2048
+    max_running_requests: int = 64
+    max_context_tokens: int | None = None
+    max_rank: int = 128
+    num_slots: int = 16
+    arena_bytes: int | None = None
+    host_pool_bytes: int | None = None
+    batch_invariant: bool = False
+    num_threads: int | None = None
+    load_format: str = "auto"

@@ -1,0 +1,135 @@
+"""Adapters on the device and the tables by which kernels find them. Implements ports.DeviceArena."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from inference_service.domain.errors import PayloadError
+from inference_service.execution.allocation import lazy_zeros
+from inference_service.execution.arena_allocator import ArenaAllocator
+from inference_service.execution.arena_copy import ArenaCopy, CpuCopy, CudaCopy
+from inference_service.execution.host_pool import HostAdapter, PinnedHostPool
+from lorikeet_contract.manifest import padded_rank
+from lorikeet_kernels.lora_tables import LoraTables
+
+
+@dataclass(slots=True)
+class _Slot:
+    adapter: HostAdapter
+    begin: int
+    copy: ArenaCopy | None  # None once the tables name it
+
+
+class TensorArena:
+    """One contiguous arena tensor; an adapter takes exactly its bytes of it.
+
+    Args:
+        host_pool: where copies start from.
+        site_indices: table index by (layer, site key).
+        num_slots: adapters that can be active at once.
+        total_bytes: the arena's size.
+        dtype: compute dtype.
+        device: where the arena lives.
+    """
+
+    def __init__(
+        self,
+        host_pool: PinnedHostPool,
+        site_indices: Mapping[tuple[int | None, str], int],
+        *,
+        num_slots: int,
+        total_bytes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_slots = num_slots
+        self._host_pool = host_pool
+        self._site_indices = site_indices
+        self._allocator = ArenaAllocator(total_bytes)
+        self._bytes = lazy_zeros((total_bytes,), torch.uint8, device)
+        self._itemsize = dtype.itemsize
+        self._slots: dict[int, _Slot] = {}
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+        def table(kind: torch.dtype) -> torch.Tensor:
+            return torch.zeros((num_slots, len(site_indices)), dtype=kind, device=device)
+
+        self.tables = LoraTables(
+            arena=self._bytes.view(dtype),
+            a_offset=table(torch.int64),
+            b_offset=table(torch.int64),
+            rank=table(torch.int32),
+            num_a=table(torch.int32),
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """The arena's size."""
+        return self._allocator.total_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all slots, copying ones included."""
+        return self._allocator.used_bytes
+
+    def begin_copy(self, digest: str, slot: int) -> bool:
+        """See ports.DeviceArena. False: no gap is large enough, be it for fragmentation.
+
+        Raises:
+            PayloadError: the revision is not in the host pool.
+        """
+        assert slot not in self._slots, f"slot {slot} is taken"
+        assert 0 <= slot < self.num_slots, f"slot {slot} does not exist"
+        adapter = self._host_pool.get(digest)
+        if adapter is None:
+            raise PayloadError(f"revision {digest} is not in the host pool; read it first")
+        num_bytes = adapter.layout.num_bytes
+        begin = self._allocator.allocate(num_bytes)
+        if begin is None:
+            return False
+        destination = self._bytes[begin : begin + num_bytes]
+        copy = (
+            CpuCopy(adapter, destination)
+            if self._stream is None
+            else CudaCopy(adapter, destination, self._stream)
+        )
+        self._slots[slot] = _Slot(adapter, begin, copy)
+        return True
+
+    def poll(self) -> Sequence[int]:
+        """See ports.DeviceArena."""
+        done: list[int] = []
+        for index, slot in self._slots.items():
+            if slot.copy is not None and slot.copy.advance():
+                slot.copy = None
+                self._enter(index, slot)
+                done.append(index)
+        return done
+
+    def release(self, slot: int) -> None:
+        """See ports.DeviceArena; an empty slot is fine."""
+        held = self._slots.pop(slot, None)
+        if held is None:
+            return
+        self.tables.rank[slot] = 0
+        # Bytes still being copied may be handed out at once: later copies follow on the same stream.
+        self._allocator.release(held.begin, held.adapter.layout.num_bytes)
+
+    def _enter(self, index: int, slot: _Slot) -> None:
+        """Point the tables' row at the adapter."""
+        num_sites = len(self._site_indices)
+        offsets = np.zeros((2, num_sites), np.int64)
+        ranks = np.zeros((2, num_sites), np.int32)
+        for layer in slot.adapter.layout.layers:
+            for site in layer.sites:
+                column = self._site_indices[layer.payload.layer, site.key]
+                offsets[:, column] = slot.begin + site.a.offset, slot.begin + site.b.offset
+                ranks[:, column] = padded_rank(site.rank), site.num_a
+        offsets //= self._itemsize
+        tables = self.tables
+        for table, row in zip(
+            (tables.a_offset, tables.b_offset, tables.rank, tables.num_a), (*offsets, *ranks), strict=True
+        ):
+            table[index].copy_(torch.from_numpy(row))

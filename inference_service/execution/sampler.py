@@ -1,0 +1,62 @@
+"""From logits to tokens and log-probabilities of requests."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from inference_service.domain.request import TokenLogprobs
+from inference_service.domain.sampling import SamplingParams
+from lorikeet_kernels.logprobs import token_logprobs
+from lorikeet_kernels.sampling import SamplingBatch, sample
+
+
+def sampling_batch(
+    params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device
+) -> SamplingBatch:
+    """The rows' parameters as tensors. `positions` index the tokens to be sampled in their sequences."""
+
+    def tensor(values: list[float] | list[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype).to(device)
+
+    return SamplingBatch(
+        temperature=tensor([p.temperature for p in params], torch.float32),
+        top_k=tensor([p.top_k for p in params], torch.int64),
+        top_p=tensor([p.top_p for p in params], torch.float32),
+        # Seeds are any 64 bits; int64 is what torch computes with.
+        seed=torch.from_numpy(np.array([p.seed & (2**64 - 1) for p in params], np.uint64).view(np.int64)).to(
+            device
+        ),
+        position=tensor(list(positions), torch.int64),
+        all_greedy=all(p.temperature == 0 for p in params),
+        any_cut=any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params),
+    )
+
+
+def sample_tokens(
+    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> tuple[list[int], list[TokenLogprobs | None]]:
+    """One token for each row of `logits` [N, V], and its log-probabilities where the request wants them."""
+    chosen = sample(logits, sampling_batch(params, positions, logits.device))
+    wanted = [p.logprobs for p in params]
+    logprobs: list[TokenLogprobs | None] = [None] * len(params)
+    rows = [row for row, count in enumerate(wanted) if count is not None]
+    if rows:
+        index = torch.tensor(rows, device=logits.device)
+        counts = [wanted[row] or 0 for row in rows]
+        found = logprobs_of(logits[index], chosen[index], counts)
+        for row, value in zip(rows, found, strict=True):
+            logprobs[row] = value
+    return chosen.tolist(), logprobs
+
+
+def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
+    """Log-probabilities of `token_ids` [N] and of the counts[i] most likely tokens of each row."""
+    num_top = min(max(counts), logits.shape[-1])
+    chosen, top_ids, top_logprobs = token_logprobs(logits, token_ids, num_top)
+    return [
+        TokenLogprobs(logprob, tuple(ids[:count]), tuple(values[:count]))
+        for logprob, ids, values, count in zip(
+            chosen.tolist(), top_ids.tolist(), top_logprobs.tolist(), counts, strict=True
+        )
+    ]

@@ -1,0 +1,160 @@
+"""From a declared model and a source of weights to layers that compute."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from inference_service.layers.attention import Attention, AttentionShape, HeadNorm
+from inference_service.layers.decoder import Decoder, DecoderLayer
+from inference_service.layers.dense_mlp import DenseMlp
+from inference_service.layers.embedding import Embedding
+from inference_service.layers.linear import Linear, LinearSites
+from inference_service.layers.moe import Experts, ExpertSites, Moe
+from inference_service.layers.norm import RmsNorm
+from inference_service.layers.rope import RopeParameters, rope_table
+from inference_service.models.checkpoint import WeightSource
+from inference_service.models.spec import (
+    AttentionSpec,
+    DenseMlpSpec,
+    ExpertsSpec,
+    LayerSpec,
+    LinearSpec,
+    ModelSpec,
+    MoeSpec,
+    SiteSpec,
+)
+from lorikeet_contract.schema import RowOrder
+from lorikeet_kernels.row_order import slice_columns
+from lorikeet_kernels.routing import route_softmax
+
+
+class ModelBuilder:
+    """Builds one model. Parameters are made on the device in the compute dtype and filled by the source.
+
+    Args:
+        spec: the declared model.
+        source: where weights come from; its `finish` is the caller's to call.
+        site_indices: index in the LoRA tables by site name.
+        dtype: compute dtype.
+        device: where parameters live.
+        num_positions: positions the rotary tables cover.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        source: WeightSource,
+        site_indices: Mapping[str, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_positions: int,
+    ) -> None:
+        self._spec = spec
+        self._source = source
+        self._site_indices = site_indices
+        self._dtype = dtype
+        self._device = device
+        self._num_positions = num_positions
+        self._rope_tables: dict[RopeParameters, torch.Tensor] = {}
+
+    def build(self) -> Decoder:
+        """The model, weights loaded."""
+        spec = self._spec
+        embed_weight = self._read(spec.embed_weight, spec.vocab_size, spec.hidden_size)
+        tied = spec.lm_head_weight == spec.embed_weight
+        head_weight = (
+            embed_weight if tied else self._read(spec.lm_head_weight, spec.vocab_size, spec.hidden_size)
+        )
+        head_sites = LinearSites((self._site_indices["lm_head"],), (spec.vocab_size,), (1,))
+        return Decoder(
+            Embedding(embed_weight, self._site_indices["embed"]),
+            [self._layer(f"layers.{index}", layer) for index, layer in enumerate(spec.layers)],
+            self._norm(spec.final_norm),
+            Linear(head_weight, None, head_sites),
+        )
+
+    def _layer(self, name: str, spec: LayerSpec) -> DecoderLayer:
+        mlp = spec.mlp
+        return DecoderLayer(
+            self._norm(spec.input_norm),
+            self._attention(name, spec.attention),
+            self._norm(spec.mlp_norm),
+            self._dense_mlp(name, mlp) if isinstance(mlp, DenseMlpSpec) else self._moe(name, mlp),
+        )
+
+    def _attention(self, name: str, spec: AttentionSpec) -> Attention:
+        norms = spec.head_norm
+        return Attention(
+            AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window),
+            self._linear(name, spec.qkv),
+            self._linear(name, spec.o),
+            rope_table=None if spec.rope is None else self._rope_table(spec.rope),
+            head_norm=norms
+            and HeadNorm(
+                self._read(norms.q_weight, spec.head_dim),
+                self._read(norms.k_weight, spec.head_dim),
+                self._spec.norm_eps,
+            ),
+        )
+
+    def _dense_mlp(self, name: str, spec: DenseMlpSpec) -> DenseMlp:
+        return DenseMlp(self._linear(name, spec.gate_up), self._linear(name, spec.down))
+
+    def _moe(self, name: str, spec: MoeSpec) -> Moe:
+        routing = partial(route_softmax, top_k=spec.routing.top_k, renormalize=spec.routing.renormalize)
+        return Moe(self._linear(name, spec.router), routing, self._experts(name, spec.experts))
+
+    def _experts(self, name: str, spec: ExpertsSpec) -> Experts:
+        row_order = "interleaved" if spec.row_order is RowOrder.INTERLEAVED else "concatenated"
+        num_rows = 2 * spec.intermediate_size
+        gate_up = self._empty(spec.num_experts, num_rows, spec.hidden_size)
+        down = self._empty(spec.num_experts, spec.hidden_size, spec.intermediate_size)
+        rows = [slice_columns(row_order, num_rows, index) for index in range(2)]
+        for expert in range(spec.num_experts):
+            for destination, module in (
+                (gate_up[expert, rows[0]], spec.gate),
+                (gate_up[expert, rows[1]], spec.up),
+                (down[expert], spec.down),
+            ):
+                self._source.read_into(destination, f"{module.path.format(expert=expert)}.weight")
+        sites = ExpertSites(self._site_indices[f"{name}.gate_up"], self._site_indices[f"{name}.down"])
+        return Experts(gate_up, down, sites, row_order)
+
+    def _linear(self, name: str, spec: LinearSpec) -> Linear:
+        modules = [module for site in spec.sites for module in site.modules]
+        num_rows = sum(m.out_features for m in modules)
+        weight = self._empty(num_rows, spec.in_features)
+        bias = self._empty(num_rows) if spec.has_bias else None
+        begin = 0
+        for module in modules:
+            end = begin + module.out_features
+            self._source.read_into(weight[begin:end], f"{module.path}.weight")
+            if bias is not None:
+                self._source.read_into(bias[begin:end], f"{module.path}.bias")
+            begin = end
+        return Linear(weight, bias, self._sites(name, spec.sites))
+
+    def _sites(self, name: str, sites: tuple[SiteSpec, ...]) -> LinearSites:
+        return LinearSites(
+            tuple(self._site_indices[f"{name}.{site.key}"] for site in sites),
+            tuple(site.out_features for site in sites),
+            tuple(len(site.modules) for site in sites),
+        )
+
+    def _norm(self, name: str) -> RmsNorm:
+        return RmsNorm(self._read(name, self._spec.hidden_size), self._spec.norm_eps)
+
+    def _rope_table(self, parameters: RopeParameters) -> torch.Tensor:
+        if parameters not in self._rope_tables:
+            self._rope_tables[parameters] = rope_table(parameters, self._num_positions, self._device)
+        return self._rope_tables[parameters]
+
+    def _read(self, name: str, *shape: int) -> torch.Tensor:
+        parameter = self._empty(*shape)
+        self._source.read_into(parameter, name)
+        return parameter
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)

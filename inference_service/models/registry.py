@@ -1,0 +1,58 @@
+"""The model families this server knows, found by `architectures` or `model_type`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inference_service.models import qwen3_moe
+from inference_service.models.config import ConfigReader
+from inference_service.models.errors import ModelConfigError
+from inference_service.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family's names and its declaration. `quantizations` are the quant_methods it can read."""
+
+    architectures: tuple[str, ...]
+    model_types: tuple[str, ...]
+    declare: Callable[[ConfigReader], ModelSpec]
+    quantizations: tuple[str, ...] = ()
+
+
+FAMILIES = (Family(qwen3_moe.ARCHITECTURES, qwen3_moe.MODEL_TYPES, qwen3_moe.declare),)
+
+
+def declare_model(config: ConfigReader) -> tuple[str, ModelSpec]:
+    """The architecture's name and the declared model of a config.
+
+    Raises:
+        ModelConfigError: an unknown family, an unsupported quantization, or a bad field.
+    """
+    architecture, family = _find(config)
+    quantization = config.section("quantization_config")
+    if quantization is not None:
+        method = quantization.text("quant_method", "unnamed")
+        if method not in family.quantizations:
+            supported = ", ".join(family.quantizations) or "none"
+            raise ModelConfigError(
+                f"{config.where}: quantization_config.quant_method is {method!r}, which is not supported for "
+                f"{architecture} (supported: {supported}); serve an unquantized checkpoint of this model"
+            )
+    return architecture, family.declare(config)
+
+
+def _find(config: ConfigReader) -> tuple[str, Family]:
+    architectures = config.fields.get("architectures") or []
+    model_type = config.fields.get("model_type")
+    for family in FAMILIES:
+        for architecture in family.architectures:
+            if architecture in architectures:
+                return architecture, family
+    for family in FAMILIES:
+        if not architectures and model_type in family.model_types:
+            return family.architectures[0], family
+    known = ", ".join(name for family in FAMILIES for name in family.architectures)
+    raise ModelConfigError(
+        f"{config.where}: architectures {architectures!r} (model_type {model_type!r}) is not supported; "
+        f"supported are {known}"
+    )

@@ -1,0 +1,40 @@
+"""RopeParameters out of a config, in either style people have: `rope_theta` + `rope_scaling`, `rope_parameters`."""
+
+from inference_service.layers.rope import ROPE_KINDS, RopeParameters
+from inference_service.models.config import ConfigReader
+from inference_service.models.errors import ModelConfigError
+
+
+def read_rope(config: ConfigReader, rotary_dim: int) -> RopeParameters:
+    """The rotary parameters of a model whose heads rotate `rotary_dim` elements.
+
+    Raises:
+        ModelConfigError: a kind that this server lacks, or a bad field.
+    """
+    style5 = config.section("rope_parameters")
+    scaling = style5 or config.section("rope_scaling") or ConfigReader(config.where, {})
+    theta_from = style5 if style5 is not None and "rope_theta" in style5.fields else config
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind not in ROPE_KINDS:
+        raise ModelConfigError(
+            f"{scaling.where}: rope type {kind!r} is not supported; supported are {', '.join(sorted(ROPE_KINDS))}"
+        )
+    original = scaling.optional_integer("original_max_position_embeddings")
+    if kind == "llama3" and original is None:
+        raise scaling.fail("original_max_position_embeddings", "an integer of at least 1")
+    has_attention_factor = scaling.fields.get("attention_factor") is not None
+    return RopeParameters(
+        rotary_dim=rotary_dim,
+        theta=theta_from.number("rope_theta", 10000.0),
+        kind=kind,
+        factor=1.0 if kind == "default" else scaling.number("factor"),
+        original_max_position=original or config.integer("max_position_embeddings"),
+        low_freq_factor=scaling.number("low_freq_factor", 1.0),
+        high_freq_factor=scaling.number("high_freq_factor", 4.0),
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        truncate=scaling.boolean("truncate", default=True),
+        mscale=scaling.number("mscale") if scaling.fields.get("mscale") else 0.0,
+        mscale_all_dim=scaling.number("mscale_all_dim") if scaling.fields.get("mscale_all_dim") else 0.0,
+        attention_factor=scaling.number("attention_factor") if has_attention_factor else None,
+    )
