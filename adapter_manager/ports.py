@@ -8,7 +8,14 @@ from typing import Generic, Protocol, TypeVar
 from adapter_manager.domain.adapter import Adapter, DigestUse, UploadReceipt
 from adapter_manager.domain.built_revision import BuiltRevision
 from adapter_manager.domain.catalog import NodeCatalog, RegistryView
-from adapter_manager.domain.node import BaseModel, NodeEvent, NodeModel, ResidencyTier, ResidentAdapter
+from adapter_manager.domain.node import (
+    BaseModel,
+    NodeEvent,
+    NodeModel,
+    ResidencySnapshot,
+    ResidencyTier,
+    ResidentAdapter,
+)
 from adapter_manager.domain.revision_report import RevisionReport
 from adapter_manager.domain.tenant import Tenant, TenantUsage, TokenOwner
 from lorikeet_contract.names import AdapterName
@@ -188,6 +195,10 @@ class NodeClient(Protocol):
 
     def watch(self) -> AsyncIterator[NodeEvent]:
         """A snapshot, then events as they happen; ends or raises when the node goes away."""
+        ...
+
+    async def resident(self) -> ResidencySnapshot:
+        """What `watch` starts with, by itself: the periodic check that no event was missed."""
         ...
 
     async def sync_catalog(self, catalog: NodeCatalog) -> int:

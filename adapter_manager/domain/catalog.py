@@ -45,6 +45,14 @@ class NodeCatalog:
     adapters: tuple[Adapter, ...]
     revisions: tuple[WantedRevision, ...]
     store_url: str
+    _by_digest: dict[str, WantedRevision] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._by_digest.update((r.digest, r) for r in self.revisions)
+
+    def wish(self, digest: str) -> WantedRevision | None:
+        """What is wanted for a revision; None where it is not for this node's base model."""
+        return self._by_digest.get(digest)
 
 
 def ready_for_base(adapter: Adapter, base_digest: str) -> tuple[Revision, ...]:

@@ -126,7 +126,7 @@ def plan(
         if wish.tier is ResidencyTier.ABSENT:
             continue
         now = held.get(wish.digest)
-        if now is None or not _satisfies(now, wish):
+        if now is None or not satisfies(now, wish.tier, is_pinned=wish.is_pinned):
             loads.append(LoadStep(wish.digest, wish.tier, wish.is_pinned))
     known = frozenset(registered)
     unloads = [
@@ -137,14 +137,14 @@ def plan(
     return loads, unloads
 
 
-def _satisfies(now: ResidentAdapter, wish: WantedRevision) -> bool:
-    """Whether the node needs no push for this wish.
+def satisfies(now: ResidentAdapter, tier: ResidencyTier, *, is_pinned: bool) -> bool:
+    """Whether the node needs no push for a wish of this tier.
 
     An unpinned revision in host memory is near enough: the node moved it off the device for other requests
     and promotes it by itself, and pushing it back would only make the two fight. COPYING is on its way.
     """
-    nearest = ResidencyTier.COPYING if wish.is_pinned else ResidencyTier.HOST
-    return now.tier.rank >= nearest.rank and now.is_pinned == wish.is_pinned
+    nearest = ResidencyTier.COPYING if is_pinned and tier is ResidencyTier.ACTIVE else ResidencyTier.HOST
+    return now.tier.rank >= nearest.rank and now.is_pinned == is_pinned
 
 
 def _wish(adapter: Adapter, revision: Revision) -> WantedRevision:

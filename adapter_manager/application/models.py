@@ -1,0 +1,96 @@
+"""The base models that nodes serve: kept in the registry, so that uploads work with every node away."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+
+from adapter_manager.application.mirror import RegistryMirror
+from adapter_manager.application.transactions import Transactions
+from adapter_manager.domain.adapter import RevisionState
+from adapter_manager.domain.errors import (
+    BaseModelUnknownError,
+    ConcurrentChangeError,
+    RegistryUnavailableError,
+)
+from adapter_manager.domain.node import BaseModel
+from adapter_manager.ports import Change, Clock, Registry, overwrite, update
+from lorikeet_contract.names import AdapterName
+
+log = structlog.get_logger(__name__)
+
+
+class ModelDirectory:
+    """What uploads are checked against."""
+
+    def __init__(
+        self, registry: Registry, mirror: RegistryMirror, transactions: Transactions, clock: Clock
+    ) -> None:
+        self._registry = registry
+        self._mirror = mirror
+        self._transactions = transactions
+        self._clock = clock
+        self._recording = asyncio.Lock()
+        # Seen by this process, newest last; the registry may be away when a node is met.
+        self._seen: dict[str, BaseModel] = {}
+
+    async def seen(self, model: BaseModel) -> None:
+        """A node serves this model; kept once the registry can be reached, whoever asks again."""
+        first = model.base_digest not in self._seen
+        if first:
+            self._seen[model.base_digest] = replace(model, last_seen_s=self._clock())
+        known = self._mirror.view.models.get(model.base_digest)
+        if not first and known and replace(known, last_seen_s=0.0) == replace(model, last_seen_s=0.0):
+            return
+        if not self._mirror.view.epoch:
+            return
+
+        async def attempt() -> tuple[Sequence[Change], None]:
+            return [overwrite(replace(model, last_seen_s=self._clock()))], None
+
+        async with self._recording:
+            try:
+                await self._transactions.run(attempt)
+            except RegistryUnavailableError:
+                self._seen.pop(model.base_digest, None)  # once more at the next look
+                return
+        log.info("model.registered", model=model.name, base_digest=model.base_digest)
+
+    def current(self) -> BaseModel:
+        """The model that an upload without other choice is for: the one seen last.
+
+        Raises:
+            BaseModelUnknownError: no node was ever seen.
+        """
+        known = dict(self._mirror.view.models) | self._seen
+        if not known:
+            raise BaseModelUnknownError(
+                "no inference node has told its model yet, so there is nothing to check an adapter against; "
+                "start the inference service and see that --nodes names it, then upload again"
+            )
+        return max(known.values(), key=lambda m: m.last_seen_s)
+
+    async def lost(self, digest: str, why: str) -> None:
+        """A READY revision's files are gone from the store: FAILED wherever it is registered.
+
+        Pushing the same files again heals it.
+        """
+        holders = [
+            a.name for a in self._mirror.view.adapters.values() if digest in {r.digest for r in a.ready}
+        ]
+        for name in holders:
+            with contextlib.suppress(RegistryUnavailableError, ConcurrentChangeError):
+                await self._mark_lost(name, digest, why)
+                log.error("adapter.lost", adapter=name.short, digest=digest, error=why)
+
+    async def _mark_lost(self, name: AdapterName, digest: str, why: str) -> None:
+        async def attempt() -> tuple[Sequence[Change], None]:
+            stored = await self._registry.adapter(name)
+            revision = stored.value.revision(digest) if stored else None
+            if stored is None or revision is None or revision.state is not RevisionState.READY:
+                return [], None
+            return [update(stored, stored.value.with_failure(digest, why, self._clock()))], None
+
+        await self._transactions.run(attempt)

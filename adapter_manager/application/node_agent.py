@@ -1,0 +1,364 @@
+"""Keeps one node in agreement with the registry: watches it, pushes catalogs, loads and unloads.
+
+Agreement is reached by comparing what is wanted with what is there, on each change and at least every
+`resync_s`; events only make it faster. One revision's failure never holds up another.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import structlog
+
+from adapter_manager.application.mirror import RegistryMirror
+from adapter_manager.application.models import ModelDirectory
+from adapter_manager.application.payloads import PayloadPusher
+from adapter_manager.domain.adapter import RevisionState
+from adapter_manager.domain.catalog import NodeCatalog, RegistryView
+from adapter_manager.domain.errors import (
+    ArtifactMissingError,
+    ArtifactStoreError,
+    NodeCallError,
+    RegistryUnavailableError,
+)
+from adapter_manager.domain.node import (
+    Demanded,
+    NodeEvent,
+    NodeModel,
+    ResidencyChanged,
+    ResidencySnapshot,
+    ResidencyTier,
+    ResidentAdapter,
+    Used,
+)
+from adapter_manager.domain.placement import LoadStep, UnloadStep, node_catalog, plan, satisfies
+from adapter_manager.domain.retries import Failure, failed_again
+from adapter_manager.ports import ArtifactStore, Clock, NodeClient, Registry
+from lorikeet_contract.status import StatusCode
+
+log = structlog.get_logger(__name__)
+
+# Codes that mean: the same call will be refused again.
+_FINAL = {
+    StatusCode.INVALID_ARGUMENT,
+    StatusCode.FAILED_PRECONDITION,
+    StatusCode.DATA_LOSS,
+    StatusCode.NOT_FOUND,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """How patient and how busy an agent is."""
+
+    debounce_s: float = 0.05
+    resync_s: float = 3.0
+    longest_reconnect_s: float = 5.0
+    load_timeout_s: float = 300.0
+    unload_timeout_s: float = 60.0
+    concurrent_loads: int = 4
+
+
+class NodeAgent:
+    """One node's agent: the only one who calls it, and the owner of what is known of it."""
+
+    def __init__(
+        self,
+        client: NodeClient,
+        registry: Registry,
+        mirror: RegistryMirror,
+        models: ModelDirectory,
+        store: ArtifactStore,
+        clock: Clock,
+        options: AgentOptions,
+    ) -> None:
+        self.address = client.address
+        self.model: NodeModel | None = None
+        self.is_connected = False
+        self.held: dict[str, ResidentAdapter] = {}
+        self.failures: dict[str, Failure] = {}
+        self._client = client
+        self._registry = registry
+        self._mirror = mirror
+        self._models = models
+        self._store = store
+        self._pusher = PayloadPusher(client, store)
+        self._clock = clock
+        self._options = options
+        self._catalog_generation = -1
+        self._synced = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._catalog: tuple[RegistryView, NodeModel, NodeCatalog] | None = None
+        self._work: dict[str, asyncio.Task[None]] = {}
+        self._loading = asyncio.Semaphore(options.concurrent_loads)
+
+    async def run(self) -> NoReturn:
+        """Connect and follow the node, for ever."""
+        pause_s = 0.1
+        while True:
+            started_s = self._clock()
+            try:
+                await self._follow()
+            except NodeCallError as error:
+                if self.is_connected or pause_s <= 0.1:
+                    log.warning("node.lost", node=self.address, error=error.message)
+            finally:
+                await self._disconnected()
+            if self._clock() - started_s > self._options.longest_reconnect_s:
+                pause_s = 0.1
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1))  # noqa: S311 (spreads managers out)
+            pause_s = min(pause_s * 2, self._options.longest_reconnect_s)
+
+    async def ensure(self, digest: str, tier: ResidencyTier, *, is_pinned: bool, timeout_s: float) -> None:
+        """Load now, whatever failed before; returns when it is there or its failure is recorded."""
+        self.failures.pop(digest, None)
+        running = self._work.get(digest)
+        if running:
+            await asyncio.wait((running,), timeout=timeout_s)
+        now = self.held.get(digest)
+        if now and now.tier.rank >= tier.rank and not (running and digest in self.failures):
+            return
+        task = self._start(digest, self._load(LoadStep(digest, tier, is_pinned), timeout_s))
+        await asyncio.wait((task,), timeout=timeout_s)
+
+    async def unload(self, digest: str, *, keep_on_disk: bool, timeout_s: float) -> None:
+        """Take a revision off the node once no request holds it. Raises NodeCallError."""
+        self.failures.pop(digest, None)
+        running = self._work.get(digest)
+        if running:  # a load that is not wanted any more
+            running.cancel()
+            await asyncio.wait((running,))
+        await self._client.unload(digest, keep_on_disk=keep_on_disk, timeout_s=timeout_s)
+        self._set_absent(digest, keep_on_disk=keep_on_disk)
+
+    async def synced(self, generation: int) -> None:
+        """Wait until the node works by a catalog of at least this generation."""
+        while self._catalog_generation < generation:
+            self._synced.clear()
+            self._wake.set()
+            await self._synced.wait()
+
+    def wanted(self, view: RegistryView) -> NodeCatalog | None:
+        """What this node should have; None while nobody knows what it serves."""
+        if self.model is None:
+            return None
+        if self._catalog is None or self._catalog[0] is not view or self._catalog[1] is not self.model:
+            self._catalog = (view, self.model, node_catalog(view, self.model, self._store.url))
+        return self._catalog[2]
+
+    async def _follow(self) -> None:
+        model = await self._client.model()
+        if self.model is None or model.instance_id != self.model.instance_id:
+            self._pusher.restarted()
+            self.failures.clear()
+        self.model = model
+        tasks = [
+            asyncio.create_task(work, name=f"{self.address} follow")
+            for work in (
+                self._watch(model.instance_id),
+                self._converge_always(model),
+                self._wake_on_changes(),
+            )
+        ]
+        try:
+            # A node that went away ends its watch; any other task only ends with an error.
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, instance_id: str) -> None:
+        async for event in self._client.watch():
+            if isinstance(event, ResidencySnapshot) and event.instance_id != instance_id:
+                return  # it restarted between two calls: begin again
+            self._apply(event)
+
+    def _apply(self, event: NodeEvent) -> None:
+        match event:
+            case ResidencySnapshot():
+                self._take(event)
+                if not self.is_connected:
+                    self.is_connected = True
+                    log.info("node.connected", node=self.address, instance_id=event.instance_id)
+                self._wake.set()
+            case ResidencyChanged():
+                self.held[event.adapter.digest] = event.adapter
+                self._wake.set()
+            case Demanded():
+                self._answer_demand(event)
+            case Used():
+                log.debug("adapter.used", node=self.address, digest=event.digest, requests=event.requests)
+
+    def _take(self, snapshot: ResidencySnapshot) -> None:
+        self.held = {a.digest: a for a in snapshot.adapters}
+        self._catalog_generation = snapshot.catalog_generation
+
+    async def _wake_on_changes(self) -> NoReturn:
+        view = self._mirror.view
+        while True:
+            view = await self._mirror.changed(view)
+            self._wake.set()
+
+    async def _converge_always(self, model: NodeModel) -> NoReturn:
+        synced_view = RegistryView()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._options.resync_s)
+                await asyncio.sleep(self._options.debounce_s)  # one push for a burst of changes
+            is_periodic = not self._wake.is_set()
+            self._wake.clear()
+            if not self.is_connected:
+                continue
+            await self._models.seen(model.model)
+            view = self._mirror.view
+            if not view.epoch:
+                continue  # never read: an empty catalog would take everything from the node
+            if is_periodic:
+                await self._recheck(model)
+            if view is not synced_view or self._catalog_generation != view.generation:
+                await self._sync(view)
+                synced_view = view
+            self._begin_steps(view)
+
+    async def _recheck(self, model: NodeModel) -> None:
+        snapshot = await self._client.resident()
+        if snapshot.instance_id != model.instance_id:
+            raise NodeCallError(self.address, StatusCode.UNAVAILABLE, "RESTARTED", "the node restarted")
+        self._take(snapshot)
+
+    async def _sync(self, view: RegistryView) -> None:
+        if self._catalog_generation > view.generation:
+            with contextlib.suppress(RegistryUnavailableError):
+                view = await self._mirror.refresh()
+                if self._catalog_generation > view.generation:
+                    # The registry came back older than what the node has: go past it, once for all nodes.
+                    await self._registry.raise_generation(self._catalog_generation)
+                    view = await self._mirror.refresh()
+        if self._catalog_generation > view.generation:
+            return
+        catalog = self.wanted(view)
+        assert catalog is not None, "the node's model is known while it is connected"
+        self._catalog_generation = await self._client.sync_catalog(catalog)
+        self._synced.set()
+        log.info(
+            "residency.pushed",
+            node=self.address,
+            generation=view.generation,
+            adapters=len(catalog.adapters),
+            wanted=sum(w.tier is not ResidencyTier.ABSENT for w in catalog.revisions),
+        )
+
+    def _begin_steps(self, view: RegistryView) -> None:
+        registered = {
+            r.digest
+            for a in view.adapters.values()
+            for r in a.revisions
+            if r.state is not RevisionState.DELETING
+        }
+        catalog = self.wanted(view)
+        assert catalog is not None, "the node's model is known while it is connected"
+        loads, unloads = plan(catalog, self.held.values(), registered)
+        for digest in self.failures.keys() - registered:
+            del self.failures[digest]
+        for step in (*loads, *unloads):
+            failure = self.failures.get(step.digest)
+            if step.digest in self._work or (failure and not failure.may_retry(self._clock())):
+                continue
+            if isinstance(step, LoadStep):
+                self._start(step.digest, self._load(step, self._options.load_timeout_s))
+            else:
+                self._start(step.digest, self._drop(step))
+
+    def _answer_demand(self, demand: Demanded) -> None:
+        registered = {r.digest for a in self._mirror.view.adapters.values() for r in a.ready}
+        if demand.digest not in registered:
+            log.info("residency.demand_refused", node=self.address, digest=demand.digest)
+            return
+        log.info(
+            "residency.demanded",
+            node=self.address,
+            digest=demand.digest,
+            waiting_requests=demand.waiting_requests,
+        )
+        if demand.digest not in self._work:
+            step = LoadStep(demand.digest, ResidencyTier.HOST, is_pinned=False)
+            self._start(demand.digest, self._load(step, self._options.load_timeout_s, is_streamed=True))
+
+    def _start(self, digest: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"{self.address} {digest[:12]}")
+        self._work[digest] = task
+
+        def done(_: asyncio.Task[None]) -> None:
+            if self._work.get(digest) is task:
+                del self._work[digest]
+            self._wake.set()
+
+        task.add_done_callback(done)
+        return task
+
+    async def _load(self, step: LoadStep, timeout_s: float, *, is_streamed: bool = False) -> None:
+        digest = step.digest
+        push = self._pusher.stream if is_streamed else self._pusher.load
+        try:
+            async with self._loading:
+                adapter = await push(digest, step.tier, is_pinned=step.is_pinned, timeout_s=timeout_s)
+        except ArtifactStoreError as error:
+            is_lost = isinstance(error, ArtifactMissingError)
+            if is_lost:
+                await self._models.lost(digest, error.message)
+            self._failed(digest, error.message, is_final=is_lost)
+        except NodeCallError as error:
+            self._failed(digest, error.message, is_final=error.node_code in _FINAL)
+        else:
+            self.held[digest] = adapter
+            if not satisfies(adapter, step.tier, is_pinned=step.is_pinned):
+                # Counted as a failure, so that asking again has an end.
+                self._failed(digest, f"the node answers that it is {adapter.tier.value}", is_final=False)
+                return
+            self.failures.pop(digest, None)
+            log.info("residency.loaded", node=self.address, digest=digest, tier=adapter.tier.value)
+
+    async def _drop(self, step: UnloadStep) -> None:
+        try:
+            await self._client.unload(
+                step.digest, keep_on_disk=False, timeout_s=self._options.unload_timeout_s
+            )
+        except NodeCallError as error:
+            self._failed(step.digest, error.message, is_final=False)
+        else:
+            self.failures.pop(step.digest, None)
+            self._set_absent(step.digest, keep_on_disk=False)
+
+    def _failed(self, digest: str, message: str, *, is_final: bool) -> None:
+        failure = failed_again(self.failures.get(digest), message, self._clock(), is_final=is_final)
+        self.failures[digest] = failure
+        log.warning(
+            "residency.push_failed",
+            node=self.address,
+            digest=digest,
+            error=message,
+            attempts=failure.attempts,
+            final=is_final,
+        )
+
+    def _set_absent(self, digest: str, *, keep_on_disk: bool) -> None:
+        if not keep_on_disk:
+            self.held.pop(digest, None)
+        elif digest in self.held:
+            self.held[digest] = ResidentAdapter(digest, ResidencyTier.DISK)
+
+    async def _disconnected(self) -> None:
+        self.is_connected = False
+        self._catalog_generation = -1
+        self.held.clear()
+        work = list(self._work.values())
+        for task in work:
+            task.cancel()
+        if work:
+            await asyncio.wait(work)
