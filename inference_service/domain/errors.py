@@ -9,6 +9,7 @@ ServiceError (lorikeet_contract)
 ├── AdapterUnavailableError  FAILED_PRECONDITION  ADAPTER_UNAVAILABLE    its load failed for good; says why
 ├── AdapterTooLargeError     RESOURCE_EXHAUSTED   ADAPTER_TOO_LARGE      can never fit this node
 ├── QueueFullError           RESOURCE_EXHAUSTED   QUEUE_FULL             with retry_after_s
+├── SlowClientError          RESOURCE_EXHAUSTED   SLOW_CLIENT
 ├── DuplicateRequestError    ALREADY_EXISTS       DUPLICATE_REQUEST
 ├── DeadlineError            DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
 ├── DrainingError            UNAVAILABLE          DRAINING               with retry_after_s
@@ -76,6 +77,13 @@ class QueueFullError(ServiceError):
 
     code = StatusCode.RESOURCE_EXHAUSTED
     reason = "QUEUE_FULL"
+
+
+class SlowClientError(ServiceError):
+    """The client takes its outputs so slowly that they pile up here."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = "SLOW_CLIENT"
 
 
 class DuplicateRequestError(ServiceError):

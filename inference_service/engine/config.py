@@ -10,7 +10,7 @@ class EngineConfig:
     """Everything the engine process needs to start. Values were checked at the edge.
 
     One of `num_blocks` and `kv_cache_bytes` sizes the key-value cache; with neither the backend chooses.
-    `max_context_tokens` None takes the model's own. `backend_factory` is "module:function", from BackendConfig
+    `max_context_tokens` None takes the model's own. `backend_factory` is "module:function", BackendConfig
     to Backend, for tests and for backends that live outside this tree.
 
     An adapter wait ends in failure after `max_adapter_wait_s`. Once it is longer than `slot_patience_s` with
@@ -45,4 +45,6 @@ class EngineConfig:
     slot_patience_s: float = 0.5
     load_retry_s: float = 5.0
     start_timeout_s: float = 600.0
+    log_json: bool = False
+    log_level: str = "info"
     backend_factory: str = DEFAULT_BACKEND_FACTORY

@@ -33,6 +33,7 @@ from inference_service.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from inference_service.engine.output_buffer import OutputBuffer
 from inference_service.engine.supervisor import EngineProcess
 
 _FIRST_BACKOFF_S = 0.5
@@ -48,7 +49,7 @@ class _Stream:
 
     request_id: str
     wire_id: str
-    queue: "asyncio.Queue[RequestOutput | EngineDeadError]"
+    outputs: OutputBuffer
 
 
 class EngineClient:
@@ -99,10 +100,7 @@ class EngineClient:
         is_finished = False
         try:
             while not is_finished:
-                output = await stream.queue.get()
-                if isinstance(output, EngineDeadError):
-                    is_finished = True
-                    raise output
+                output = await stream.outputs.get()
                 if output.finish is not None:
                     is_finished = True
                     if output.finish.reason is FinishReason.FAILED:
@@ -185,7 +183,7 @@ class EngineClient:
             raise _restarting()
         if request.request_id in self._streams:
             raise DuplicateRequestError(f"request id {request.request_id!r} is in use by a running request")
-        stream = _Stream(request.request_id, f"{next(self._numbers)}:{request.request_id}", asyncio.Queue())
+        stream = _Stream(request.request_id, f"{next(self._numbers)}:{request.request_id}", OutputBuffer())
         self._streams[request.request_id] = self._by_wire_id[stream.wire_id] = stream
         self._idle.clear()
         self._send(AddRequest(dataclasses.replace(request, request_id=stream.wire_id)))
@@ -277,8 +275,9 @@ class EngineClient:
         match message:
             case StepOutputs(outputs=outputs):
                 for output in outputs:
-                    if stream := self._by_wire_id.get(output.request_id):
-                        stream.queue.put_nowait(output)
+                    stream = self._by_wire_id.get(output.request_id)
+                    if stream is not None and not stream.outputs.put(output):
+                        self._send(AbortRequest(stream.wire_id))
             case Reply():
                 answer = self._calls.get(message.call_id)
                 if answer is not None and not answer.done():
@@ -292,7 +291,7 @@ class EngineClient:
 
     def _fail_all(self, error: EngineDeadError) -> None:
         for stream in self._by_wire_id.values():
-            stream.queue.put_nowait(error)
+            stream.outputs.fail(error)
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(error)

@@ -36,6 +36,9 @@ class _Fetched:
     num_bytes: int
 
 
+_Job = Future[_Fetched] | Future[int] | Future[None]
+
+
 class HostLoads:
     """Runs at most `max_loads_in_flight` reads at a time, the most urgent first."""
 
@@ -58,7 +61,7 @@ class HostLoads:
         self._wake = wake
         self._config = config
         self._arena_bytes = arena_bytes
-        self._in_flight: list[tuple[AdapterEntry, Future[_Fetched] | Future[int]]] = []
+        self._in_flight: list[tuple[AdapterEntry, _Job]] = []
 
     @property
     def is_busy(self) -> bool:
@@ -79,7 +82,7 @@ class HostLoads:
             result = future.result()
             if isinstance(result, _Fetched):
                 self._take_fetched(entry, result, now_s)
-            else:
+            elif result is not None:
                 self._take_read(entry, result)
 
     def start(self, now_s: float) -> None:
@@ -105,8 +108,11 @@ class HostLoads:
             self._table.changed(entry)
 
     def remove_from_disk(self, digest: str) -> None:
-        """Delete a revision from the disk cache, on a worker thread."""
-        self._executor.submit(self._source.remove, digest)
+        """Delete a revision from the disk cache, on a worker thread; until that ended it is not loaded."""
+        future = self._executor.submit(self._source.remove, digest)
+        if entry := self._table.entries.get(digest):
+            entry.on_disk = False
+            self._watch(entry, future)
 
     def tell_demands(self, now_s: float) -> None:
         """Ask the manager for payloads that requests wait for and only it can bring; again now and then."""
@@ -127,7 +133,7 @@ class HostLoads:
     def _submit_read(self, entry: AdapterEntry, manifest: Manifest, path: str) -> None:
         self._watch(entry, self._executor.submit(self._pool.read, manifest, path))
 
-    def _watch(self, entry: AdapterEntry, future: Future[_Fetched] | Future[int]) -> None:
+    def _watch(self, entry: AdapterEntry, future: _Job) -> None:
         entry.is_loading = True
         self._in_flight.append((entry, future))
         future.add_done_callback(lambda _: self._wake())
@@ -165,6 +171,8 @@ class HostLoads:
             return
         if not isinstance(error, ServiceError):
             error = PayloadError(f"{type(error).__name__}: {error}")
+        # What is in the disk cache may be damaged; the next try fetches it anew.
+        self.remove_from_disk(entry.digest)
         log.warning("residency.load_failed", adapter=entry.digest, reason=error.message)
         self._table.fail(entry, error, now_s)
 

@@ -212,7 +212,6 @@ class Residency:
             entry.fetched = None
             if not entry.keep_on_disk:
                 self._loads.remove_from_disk(entry.digest)
-                entry.on_disk = False
             unloads, entry.unloads, entry.keep_on_disk = entry.unloads, [], True
             self._table.changed(entry)
             was_there = True

@@ -1,0 +1,158 @@
+"""The step loop: one thread that owns requests, blocks, slots and the device."""
+
+import math
+import time
+from collections.abc import Callable
+
+import structlog
+
+from inference_service.domain.adapter import ResidentAdapter
+from inference_service.domain.engine import EngineStatus
+from inference_service.engine.channel import EngineSide
+from inference_service.engine.failures import to_failure
+from inference_service.engine.messages import (
+    AbortRequest,
+    AddRequest,
+    GetStatus,
+    ListResident,
+    LoadAdapter,
+    Reply,
+    ResidencyNews,
+    SetDesired,
+    SetTenants,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+    UnloadAdapter,
+)
+from inference_service.engine.payload_source import CachedPayloadSource
+from inference_service.engine.waker import Waker
+from inference_service.ports import Backend
+from inference_service.residency.residency import Residency
+from inference_service.scheduler.scheduler import Scheduler
+from lorikeet_contract.status import ServiceError
+
+# Nothing needs the loop this often; it only bounds what a missed wake-up could cost.
+_LONGEST_SLEEP_S = 1.0
+
+log = structlog.get_logger()
+
+
+class EngineLoop:
+    """Turns of: read messages, move adapters, run a step, send what it brought.
+
+    Ends at `Shutdown`, or when the lifeline says that the parent is gone.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        scheduler: Scheduler,
+        residency: Residency,
+        source: CachedPayloadSource,
+        side: EngineSide,
+        waker: Waker,
+        lifeline_fd: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._scheduler = scheduler
+        self._residency = residency
+        self._source = source
+        self._side = side
+        self._waker = waker
+        self._lifeline_fd = lifeline_fd
+        self._clock = clock
+        self._is_ending = False
+
+    def run(self) -> None:
+        """Turn until told to end."""
+        while not self._is_ending:
+            self._turn()
+
+    def _turn(self) -> None:
+        for message in self._side.receive():
+            self._handle(message)
+        self._residency.poll(self._clock())
+        step = self._scheduler.schedule(self._clock())
+        if step.scheduled:
+            result = self._backend.runner.execute(step)
+            self._scheduler.update(result, self._clock())
+        self._send_news()
+        if not step.scheduled and not self._is_ending:
+            self._sleep()
+
+    def _sleep(self) -> None:
+        timeout_s = _LONGEST_SLEEP_S
+        if (poll_in_s := self._residency.next_poll_in_s()) is not None:
+            timeout_s = min(timeout_s, poll_in_s)
+        if (deadline_s := self._scheduler.next_deadline_s()) is not None:
+            timeout_s = min(timeout_s, deadline_s - self._clock())
+        # Up to a whole millisecond: rounded down, the last fraction before a deadline would be spun away.
+        ready = self._side.wait(math.ceil(max(0.0, timeout_s) * 1e3) / 1e3)
+        if self._waker.fd in ready:
+            self._waker.clear()
+        if self._lifeline_fd in ready:
+            # Nobody ever writes there: readable means that the parent is gone.
+            self._is_ending = True
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case AddRequest(request):
+                self._scheduler.add(request, self._clock())
+            case AbortRequest(request_id):
+                self._scheduler.abort(request_id, self._clock())
+            case SetDesired(call_id, desired, store_url):
+                self._source.set_store_url(store_url)
+                self._residency.set_desired(desired)
+                self._side.send(Reply(call_id, done=True))
+            case SetTenants(call_id, tenants):
+                self._scheduler.set_tenants(tenants)
+                self._side.send(Reply(call_id, done=True))
+            case LoadAdapter(call_id, wanted):
+                self._residency.load(wanted, self._clock(), lambda end: self._reply_load(call_id, end))
+            case UnloadAdapter(call_id, digest, keep_on_disk):
+                self._residency.unload(
+                    digest,
+                    keep_on_disk=keep_on_disk,
+                    on_done=lambda was_there: self._side.send(Reply(call_id, done=was_there)),
+                )
+            case GetStatus(call_id):
+                self._side.send(Reply(call_id, status=self._status()))
+            case ListResident(call_id):
+                self._side.send(Reply(call_id, adapters=tuple(self._residency.resident())))
+            case Shutdown():
+                self._is_ending = True
+
+    def _reply_load(self, call_id: int, end: ResidentAdapter | ServiceError) -> None:
+        if isinstance(end, ServiceError):
+            self._side.send(Reply(call_id, failure=to_failure(end)))
+        else:
+            self._side.send(Reply(call_id, adapter=end))
+
+    def _send_news(self) -> None:
+        if outputs := self._scheduler.take_outputs():
+            self._side.send(StepOutputs(tuple(outputs)))
+        changed, demands = self._residency.take_changed(), self._residency.take_demands()
+        if changed or demands:
+            self._side.send(ResidencyNews(tuple(changed), tuple(demands)))
+
+    def _status(self) -> EngineStatus:
+        scheduler, residency = self._scheduler.stats(), self._residency.stats()
+        return EngineStatus(
+            running_requests=scheduler.running_requests,
+            waiting_requests=scheduler.waiting_requests,
+            kv_blocks_total=self._backend.info.num_blocks,
+            kv_blocks_available=scheduler.blocks_available,
+            adapter_leases=residency.leases,
+            active_adapters=residency.active_adapters,
+            host_adapters=residency.host_adapters,
+            arena_used_bytes=residency.arena_used_bytes,
+            host_used_bytes=residency.host_used_bytes,
+            steps=scheduler.steps,
+            preemptions=scheduler.preemptions,
+            adapter_loads=residency.loads,
+            adapter_evictions=residency.evictions,
+            prefix_hit_tokens=scheduler.prefix_hit_tokens,
+            compilations=self._backend.compilations(),
+        )

@@ -1,0 +1,162 @@
+"""The node's disk cache of canonical payloads: `<directory>/<digest>/{manifest.json,payload}`.
+
+A revision appears under its digest by one rename, whole or not at all. The engine process reads, trims and
+fetches; the front end only adds what the manager streams to it. Layers' checksums are for the host pool.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from inference_service.domain.errors import PayloadError
+from lorikeet_contract.manifest import Manifest
+
+MANIFEST_NAME = "manifest.json"
+PAYLOAD_NAME = "payload"
+_INCOMING = ".incoming"
+# Longer than any upload takes; what is left there after it belongs to a process that died.
+_STALE_S = 3600.0
+_DIGEST_RE = re.compile(r"[0-9a-f]{64}")
+
+
+def parse_manifest(digest: str, data: bytes) -> Manifest:
+    """Read a manifest that must be the named revision's.
+
+    Raises:
+        PayloadError: its sha256 is not the digest, or it is no manifest of a format known here.
+    """
+    if not _DIGEST_RE.fullmatch(digest):
+        raise PayloadError(f"digest {digest[:80]!r} is not 64 characters of lower-case hex")
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest:
+        raise PayloadError(f"the manifest's sha256 is {found}, not {digest}")
+    try:
+        return Manifest.from_json(data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PayloadError(f"the manifest of {digest} cannot be read: {error}") from error
+
+
+def read_revision(digest: str, directory: Path) -> tuple[Manifest, str]:
+    """The manifest and the payload's path of a revision that lies in `directory`.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        PayloadError: it is not what the digest says, as far as the manifest and the size show.
+    """
+    manifest = parse_manifest(digest, (directory / MANIFEST_NAME).read_bytes())
+    payload = directory / PAYLOAD_NAME
+    size = payload.stat().st_size
+    if size != manifest.payload_bytes:
+        wanted = manifest.payload_bytes
+        raise PayloadError(f"the payload of {digest} has {size} bytes, its manifest says {wanted}")
+    return manifest, str(payload)
+
+
+class PayloadReceiver:
+    """Takes one revision into the cache, chunk by chunk. Ends with `commit` or `discard`."""
+
+    def __init__(self, cache_directory: str, digest: str, manifest: bytes) -> None:
+        """Begin; raises PayloadError if the manifest is not the digest's."""
+        self.manifest = parse_manifest(digest, manifest)
+        self._final = Path(cache_directory) / digest
+        self._temporary = Path(cache_directory) / _INCOMING / f"{digest}.{uuid.uuid4().hex}"
+        self._temporary.mkdir(parents=True)
+        (self._temporary / MANIFEST_NAME).write_bytes(manifest)
+        self._file = (self._temporary / PAYLOAD_NAME).open("wb")
+        self._num_bytes = 0
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Append a chunk; raises PayloadError if it does not follow the one before or is one too many."""
+        if offset != self._num_bytes:
+            raise PayloadError(
+                f"a chunk at offset {offset} came where {self._num_bytes} was due; send in order"
+            )
+        if offset + len(data) > self.manifest.payload_bytes:
+            raise PayloadError(
+                f"more than the {self.manifest.payload_bytes} bytes that the manifest says came"
+            )
+        self._file.write(data)
+        self._num_bytes += len(data)
+
+    def commit(self) -> None:
+        """Make the revision appear in the cache; raises PayloadError if bytes are missing."""
+        if self._num_bytes != self.manifest.payload_bytes:
+            self.discard()
+            wanted = self.manifest.payload_bytes
+            raise PayloadError(f"the payload ended after {self._num_bytes} of {wanted} bytes; send it again")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        try:
+            self._temporary.rename(self._final)
+        except OSError:
+            # Somebody else was faster; content of one digest is one content.
+            if not self._final.is_dir():
+                raise
+            self.discard()
+
+    def discard(self) -> None:
+        """Forget what came. Safe to call twice, and after `commit`."""
+        self._file.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+class PayloadCache:
+    """The engine process's view of the cache; any thread."""
+
+    def __init__(self, directory: str, max_bytes: int) -> None:
+        self.directory = Path(directory)
+        self.max_bytes = max_bytes
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._remove_stale()
+
+    def find(self, digest: str) -> tuple[Manifest, str] | None:
+        """A cached revision; one that is damaged is removed and counts as absent."""
+        directory = self.directory / digest
+        try:
+            found = read_revision(digest, directory)
+            os.utime(directory)
+        except FileNotFoundError:
+            return None
+        except PayloadError:
+            self.remove(digest)
+            return None
+        return found
+
+    def digests(self) -> Sequence[str]:
+        """Revisions in the cache."""
+        return [entry.name for entry in os.scandir(self.directory) if _DIGEST_RE.fullmatch(entry.name)]
+
+    def remove(self, digest: str) -> None:
+        """Delete a revision; unknown ones are fine."""
+        if _DIGEST_RE.fullmatch(digest):
+            shutil.rmtree(self.directory / digest, ignore_errors=True)
+
+    def trim(self, keep: str) -> None:
+        """Delete the revisions used least recently until the bound is kept; `keep` stays."""
+        sizes: list[tuple[float, int, str]] = []
+        for digest in self.digests():
+            directory = self.directory / digest
+            try:
+                sizes.append((directory.stat().st_mtime, (directory / PAYLOAD_NAME).stat().st_size, digest))
+            except FileNotFoundError:
+                continue  # another thread removed it meanwhile
+        excess = sum(size for _, size, _ in sizes) - self.max_bytes
+        for _, size, digest in sorted(sizes):
+            if excess <= 0:
+                return
+            if digest != keep:
+                self.remove(digest)
+                excess -= size
+
+    def _remove_stale(self) -> None:
+        incoming = self.directory / _INCOMING
+        if incoming.is_dir():
+            for entry in os.scandir(incoming):
+                if time.time() - entry.stat().st_mtime > _STALE_S:
+                    shutil.rmtree(entry.path, ignore_errors=True)

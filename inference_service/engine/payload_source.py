@@ -1,0 +1,94 @@
+"""Implements `ports.PayloadSource`: the disk cache, and behind it a local store or an object store."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlparse
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore, from_url
+
+from inference_service.domain.errors import AdapterTooLargeError, PayloadError, PayloadMissingError
+from inference_service.engine.payload_cache import (
+    MANIFEST_NAME,
+    PAYLOAD_NAME,
+    PayloadCache,
+    PayloadReceiver,
+    parse_manifest,
+    read_revision,
+)
+from lorikeet_contract.manifest import Manifest
+
+_CHUNK_BYTES = 8 << 20
+
+
+class CachedPayloadSource:
+    """Finds revisions by digest. `set_store_url` is the engine loop's; everything else is for any thread."""
+
+    def __init__(self, cache: PayloadCache) -> None:
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._store_url = ""
+        self._store: ObjectStore | None = None
+
+    def set_store_url(self, store_url: str) -> None:
+        """Where revisions lie that are not in the cache; "" for nowhere."""
+        with self._lock:
+            if store_url != self._store_url:
+                self._store_url, self._store = store_url, None
+
+    def fetch(self, digest: str, store_path: str) -> tuple[Manifest, str]:
+        """See `ports.PayloadSource`."""
+        if found := self._cache.find(digest):
+            self._cache.trim(keep=digest)
+            return found
+        store_url = self._store_url
+        if not store_url or not store_path:
+            raise PayloadMissingError(f"revision {digest} is not on this node, and it knows no store to read")
+        if ".." in PurePosixPath(store_path).parts or store_path.startswith("/"):
+            raise PayloadError(f"store path {store_path!r} leaves the store")
+        try:
+            if store_url.startswith("file://"):
+                return read_revision(digest, Path(unquote(urlparse(store_url).path)) / store_path)
+            return self._copy(digest, store_path)
+        except FileNotFoundError as error:
+            raise PayloadMissingError(f"{store_path} is not in the store {store_url}: {error}") from error
+        except BaseError as error:
+            raise PayloadError(f"{store_path} cannot be read from the store {store_url}: {error}") from error
+
+    def cached(self) -> Sequence[str]:
+        """See `ports.PayloadSource`."""
+        return self._cache.digests()
+
+    def remove(self, digest: str) -> None:
+        """See `ports.PayloadSource`; a store is never touched."""
+        self._cache.remove(digest)
+
+    def _copy(self, digest: str, store_path: str) -> tuple[Manifest, str]:
+        store = self._open_store()
+        data = bytes(obstore.get(store, f"{store_path}/{MANIFEST_NAME}").bytes())
+        num_bytes = parse_manifest(digest, data).payload_bytes
+        if num_bytes > self._cache.max_bytes:
+            raise AdapterTooLargeError(
+                f"adapter {digest} has {num_bytes} bytes, the disk cache at most {self._cache.max_bytes}"
+            )
+        receiver = PayloadReceiver(str(self._cache.directory), digest, data)
+        try:
+            offset = 0
+            payload = obstore.get(store, f"{store_path}/{PAYLOAD_NAME}")
+            for chunk in payload.stream(min_chunk_size=_CHUNK_BYTES):
+                receiver.write(offset, bytes(chunk))
+                offset += len(chunk)
+            receiver.commit()
+        finally:
+            receiver.discard()
+        self._cache.trim(keep=digest)
+        return read_revision(digest, self._cache.directory / digest)
+
+    def _open_store(self) -> ObjectStore:
+        with self._lock:
+            if self._store is None:
+                # Credentials come from the environment, as the store's own tools read them.
+                self._store = from_url(self._store_url)
+            return self._store
