@@ -138,7 +138,8 @@ class LocalStack:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StackError(
-                f"{self._plan.data_dir} is in use by another `lorikeet up`: stop it or give another --data-dir"
+                f"{self._plan.data_dir} is in use by another `lorikeet up`: stop it, "
+                "or give another --data-dir"
             ) from error
 
     def _child_plans(self, inference: str, manager: str) -> tuple[ChildPlan, ChildPlan]:

@@ -8,7 +8,7 @@ from typing import TypedDict
 from tenacity import RetryCallState, retry_if_exception, stop_after_attempt, stop_before_delay
 from tenacity.retry import retry_base
 from tenacity.stop import stop_base
-from tenacity.wait import wait_exponential_jitter
+from tenacity.wait import wait_random_exponential
 
 from lorikeet_client.errors import UnavailableError
 
@@ -64,7 +64,7 @@ def retry_arguments(
     policy: RetryPolicy, retryable: Callable[[BaseException], bool], timeout_s: float | None
 ) -> RetryArguments:
     """Try while `retryable`, within the policy's attempts, and never wait past the call's own timeout."""
-    backoff = wait_exponential_jitter(initial=policy.first_wait_s, max=policy.max_wait_s)
+    backoff = wait_random_exponential(multiplier=policy.first_wait_s, max=policy.max_wait_s)
 
     def wait(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
