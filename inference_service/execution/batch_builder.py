@@ -9,6 +9,7 @@ from inference_service.domain.step import ScheduledRequest
 from inference_service.execution.request_table import RequestState, RequestTable
 from inference_service.layers.batch import ForwardBatch, LayerCache, LoraBatch
 from lorikeet_kernels.attention_metadata import AttentionMetadata
+from lorikeet_kernels.linear import ROW_TILE
 from lorikeet_kernels.lora_segments import make_lora_segments
 from lorikeet_kernels.lora_tables import LoraTables
 
@@ -47,6 +48,7 @@ class BatchBuilder:
         self._block_tokens = block_tokens
         self._device = device
         self._num_slots = int(tables.rank.shape[0])
+        self._spare_slot = (cache[0].keys.shape[0] - 1) * block_tokens
 
     def requests(self, scheduled: tuple[ScheduledRequest, ...]) -> list[BatchRequest]:
         """The step's requests with their rows, block tables extended."""
@@ -65,13 +67,16 @@ class BatchBuilder:
         counts = np.diff(starts)
         rows = np.array([r.state.row for r in requests])
         computed = np.array([r.position for r in requests])
-        request_of = np.repeat(np.arange(len(requests)), counts)
-        positions = np.arange(starts[-1]) + (computed - starts[:-1])[request_of]
+        # A row's place in the batch; padding rows repeat the last one, so they touch no expert that it does not.
+        place = np.minimum(np.arange(self._padded(int(starts[-1]))), starts[-1] - 1)
+        request_of = np.repeat(np.arange(len(requests)), counts)[place]
+        positions = place + (computed - starts[:-1])[request_of]
         lengths = (computed + counts).astype(np.int32)
         num_blocks = -(-int(lengths.max()) // self._block_tokens)
         blocks = self._table.blocks[rows, :num_blocks]
         block, offset = np.divmod(positions, self._block_tokens)
         slot_mapping = blocks[request_of, block].astype(np.int64) * self._block_tokens + offset
+        slot_mapping[starts[-1] :] = self._spare_slot
         attention = AttentionMetadata(
             query_starts=self.tensor(starts),
             sequence_lens=self.tensor(lengths),
@@ -95,4 +100,10 @@ class BatchBuilder:
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         """The array on the device."""
-        return torch.from_numpy(array).to(self._device)
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+
+    def _padded(self, num_rows: int) -> int:
+        # On a CPU every projection wants whole tiles of rows (lorikeet_kernels.linear says why): filling the
+        # batch up once is cheaper than filling each projection's input.
+        return -(-num_rows // ROW_TILE) * ROW_TILE if self._device.type == "cpu" else num_rows

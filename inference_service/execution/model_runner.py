@@ -88,15 +88,15 @@ class BatchModelRunner:
         self, rows: list[int], requests: list[BatchRequest], batch: ForwardBatch, hidden: torch.Tensor
     ) -> torch.Tensor:
         """Logits [N, V] of the given rows of the batch."""
-        if len(rows) == hidden.shape[0]:  # a batch of decodes: every row, in order
-            return self._model.logits(hidden, batch.lora)
+        if len(rows) == requests[-1].end:  # a batch of decodes: every row, in order, and the padding
+            return self._model.logits(hidden, batch.lora)[: len(rows)]
         lora: LoraBatch = batch.lora
         if lora.is_active:
             slots = np.repeat(
                 np.array([r.state.slot for r in requests], np.int32), [r.end - r.begin for r in requests]
             )
             lora = self._builder.lora(slots[rows])
-        return self._model.logits(hidden[torch.tensor(rows, device=hidden.device)], lora)
+        return self._model.logits(hidden.index_select(0, torch.tensor(rows, device=hidden.device)), lora)
 
 
 def _prompt_rows(requests: list[BatchRequest]) -> Iterator[tuple[int, int, int]]:

@@ -25,10 +25,9 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """Norm of each query and key head before the rotation."""
+    """Norm of each query and key head before the rotation; a row of weight for each head, queries first."""
 
-    q_weight: torch.Tensor  # [D]
-    k_weight: torch.Tensor  # [D]
+    weight: torch.Tensor  # [Hq + Hkv, D]
     eps: float
 
 
@@ -59,11 +58,13 @@ class Attention:
         """Attend over `cache`, to which the batch's keys and values are added first. [T, H] to [T, H]."""
         shape = self.shape
         heads = self.qkv(x, batch.lora).view(x.shape[0], -1, shape.head_dim)  # [T, Hq + 2 Hkv, D]
-        q, k, v = heads.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
+        num_rotated = shape.num_heads + shape.num_kv_heads
+        q_and_k = heads[:, :num_rotated]
         if self.head_norm is not None:
-            head_norm(q, k, self.head_norm.q_weight, self.head_norm.k_weight, self.head_norm.eps)
+            head_norm(q_and_k, self.head_norm.weight, self.head_norm.eps)
         if self.rope_table is not None:
-            rotary(q, k, batch.positions, self.rope_table)
+            rotary(q_and_k, batch.positions, self.rope_table)
+        q, k, v = heads.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
         kv_write(k, v, cache.keys, cache.values, batch.attention.slot_mapping)
         out = torch.empty((x.shape[0], shape.num_heads, shape.head_dim), dtype=x.dtype, device=x.device)
         paged_attention(

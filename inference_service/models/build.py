@@ -18,6 +18,7 @@ from inference_service.models.spec import (
     AttentionSpec,
     DenseMlpSpec,
     ExpertsSpec,
+    HeadNormSpec,
     LayerSpec,
     LinearSpec,
     ModelSpec,
@@ -85,19 +86,20 @@ class ModelBuilder:
         )
 
     def _attention(self, name: str, spec: AttentionSpec) -> Attention:
-        norms = spec.head_norm
         return Attention(
             AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window),
             self._linear(name, spec.qkv),
             self._linear(name, spec.o),
             rope_table=None if spec.rope is None else self._rope_table(spec.rope),
-            head_norm=norms
-            and HeadNorm(
-                self._read(norms.q_weight, spec.head_dim),
-                self._read(norms.k_weight, spec.head_dim),
-                self._spec.norm_eps,
-            ),
+            head_norm=None if spec.head_norm is None else self._head_norm(spec, spec.head_norm),
         )
+
+    def _head_norm(self, spec: AttentionSpec, names: HeadNormSpec) -> HeadNorm:
+        rows = [
+            self._read(name, spec.head_dim).expand(count, -1)
+            for name, count in ((names.q_weight, spec.num_heads), (names.k_weight, spec.num_kv_heads))
+        ]
+        return HeadNorm(torch.cat(rows), self._spec.norm_eps)
 
     def _dense_mlp(self, name: str, spec: DenseMlpSpec) -> DenseMlp:
         return DenseMlp(self._linear(name, spec.gate_up), self._linear(name, spec.down))

@@ -1,31 +1,23 @@
 """RMS norm of every query and key head, in place, between the projection and the rotation.
 
-    head = head / sqrt(mean(head^2) + eps) * weight
+    head = head / sqrt(mean(head^2) + eps) * weight of that head
 
-Shapes: q [T, Hq, D], k [T, Hkv, D], views into the fused projection are fine; weights [D]. Computes in float32,
-rounds once to the tensors' dtype.
+Shapes: heads [T, N, D], a view into the fused projection is fine; weight [N, D], a row for each head: query heads
+all have the same one, key heads another. Computes in float32, rounds once to heads' dtype.
 """
 
 import torch
+from torch.nn import functional as F
 
-from lorikeet_kernels.rms_norm import rms_norm_reference
 
-
-def head_norm_reference(
-    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
-) -> None:
+def head_norm_reference(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """See `head_norm`."""
-    q.copy_(rms_norm_reference(q, q_weight, eps))
-    k.copy_(rms_norm_reference(k, k_weight, eps))
+    normed = F.rms_norm(heads.float(), weight.shape[1:], None, eps)
+    heads.copy_(normed * weight)
 
 
-def head_norm(
-    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
-) -> None:
-    """Normalise the heads of `q` and `k` in place."""
-    if q.shape[-1:] != q_weight.shape or k.shape[-1:] != k_weight.shape:
-        raise ValueError(
-            f"head_norm: weights {tuple(q_weight.shape)} and {tuple(k_weight.shape)} do not fit heads "
-            f"{tuple(q.shape)} and {tuple(k.shape)}"
-        )
-    head_norm_reference(q, k, q_weight, k_weight, eps)
+def head_norm(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """Normalise the heads in place."""
+    if heads.shape[1:] != weight.shape:
+        raise ValueError(f"head_norm: weight {tuple(weight.shape)} does not fit heads {tuple(heads.shape)}")
+    head_norm_reference(heads, weight, eps)

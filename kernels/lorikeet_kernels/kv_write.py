@@ -18,8 +18,8 @@ def kv_write_reference(
     slot_mapping: torch.Tensor,
 ) -> None:
     """See `kv_write`."""
-    key_cache.flatten(0, 1)[slot_mapping] = k
-    value_cache.flatten(0, 1)[slot_mapping] = v
+    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
+    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
 
 def kv_write(

@@ -22,7 +22,7 @@ def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     y = float32_rows(x.float(), weight.float())
     if bias is not None:
         y += bias
-    return y.to(x.dtype)
+    return y if x.dtype == torch.float32 else y.to(x.dtype)
 
 
 def float32_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

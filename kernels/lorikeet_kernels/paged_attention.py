@@ -6,10 +6,10 @@
 
 A query at position i sees keys j <= i, and only those with j > i - window where a window is given.
 
-Shapes: q [T, Hq, Dk], views are fine; key_cache [blocks, block_tokens, Hkv, Dk], value_cache [.., Hkv, Dv], Hq a
+Shapes: q [T, Hq, Dk], a view is fine; key_cache [blocks, block_tokens, Hkv, Dk], value_cache [.., Hkv, Dv], Hq a
 multiple of Hkv; sinks [Hq]; out [T, Hq, Dv], contiguous. Scores, softmax and sum are float32; the result rounds
-once. Rows beyond the last request's are set to zero. Each request is computed by itself, so its rows do not depend
-on its neighbours.
+once. Rows beyond the last request's, which pad the batch, get a copy of its last row. Each request is computed by
+itself, so its rows do not depend on its neighbours.
 """
 
 import torch
@@ -36,11 +36,12 @@ def paged_attention_reference(
         # Whole blocks before the first visible key are skipped, so a window bounds the work.
         first = 0 if window is None else max(0, length - (end - begin) - window + 1) // block_tokens
         blocks = metadata.block_tables[index, first : -(-length // block_tokens)]
-        skipped = first * block_tokens
-        keys = key_cache[blocks].flatten(0, 1)[: length - skipped].float()
-        values = value_cache[blocks].flatten(0, 1)[: length - skipped].float()
+        visible = length - first * block_tokens
+        keys = key_cache.index_select(0, blocks).flatten(0, 1)[:visible].float()
+        values = value_cache.index_select(0, blocks).flatten(0, 1)[:visible].float()
         out[begin:end] = _attend(q[begin:end].float(), keys, values, scale, window, sinks)
-    out[starts[-1] :] = 0
+    if starts[-1] < out.shape[0]:
+        out[starts[-1] :] = out[starts[-1] - 1]
     return out
 
 
@@ -52,22 +53,21 @@ def _attend(
     window: int | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """One request: queries [N, Hq, Dk] are the last N positions of keys [S, Hkv, Dk]."""
+    """One request: queries [N, Hq, Dk] are the last N positions of keys [S, Hkv, Dk]; returns [N, Hq, Dv]."""
     n, num_heads, _ = q.shape
     s, num_kv_heads, _ = k.shape
-    group = num_heads // num_kv_heads
-    q = q.view(n, num_kv_heads, group, -1).permute(1, 2, 0, 3).reshape(num_kv_heads, group * n, -1)
-    scores = torch.bmm(q, k.permute(1, 2, 0)).view(num_kv_heads, group, n, s) * scale
+    # Query head h reads key head h // (Hq / Hkv): rows of one bmm are its key head's queries, [Hkv, group * N, Dk].
+    q = (q * scale).transpose(0, 1).reshape(num_kv_heads, -1, q.shape[-1])
+    scores = torch.bmm(q, k.permute(1, 2, 0)).view(num_heads, n, s)
     if n > 1 or window is not None:
         distance = torch.arange(s - n, s, device=q.device)[:, None] - torch.arange(s, device=q.device)
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
         scores.masked_fill_(hidden, float("-inf"))
     if sinks is not None:
-        sink = sinks.float().view(num_kv_heads, group, 1, 1).expand(-1, -1, n, 1)
-        scores = torch.cat((scores, sink), dim=-1)
+        scores = torch.cat((scores, sinks.float().view(-1, 1, 1).expand(-1, n, 1)), dim=-1)
     p = torch.softmax(scores, dim=-1)[..., :s]
-    y = torch.bmm(p.reshape(num_kv_heads, group * n, s), v.transpose(0, 1))
-    return y.view(num_kv_heads, group, n, -1).permute(2, 0, 1, 3).reshape(n, num_heads, -1)
+    y = torch.bmm(p.reshape(num_kv_heads, -1, s), v.transpose(0, 1))
+    return y.view(num_heads, n, -1).transpose(0, 1)
 
 
 def paged_attention(
