@@ -15,20 +15,20 @@ ServiceError (lorikeet_contract)
 ├── RevisionInUseError          FAILED_PRECONDITION  REVISION_IN_USE          an alias or a pin holds it
 ├── EtagMismatchError           ABORTED              ETAG_MISMATCH            read it again, then retry
 ├── UploadNotFoundError         NOT_FOUND            UPLOAD_NOT_FOUND
-├── UploadConflictError         ABORTED              UPLOAD_CONFLICT          another stream, other files, a gap
-├── InvalidAdapterError         INVALID_ARGUMENT     INVALID_ADAPTER          metadata: problem, file, field, ...
+├── UploadConflictError         ABORTED              UPLOAD_CONFLICT          another stream or files, a gap
+├── InvalidAdapterError         INVALID_ARGUMENT     INVALID_ADAPTER          metadata: problem, file, field
 │   ├── UnsupportedAdapterError                      UNSUPPORTED_ADAPTER      valid, but not served exactly
 │   └── AmbiguousAdapterError                        AMBIGUOUS_ADAPTER        needs an explicit option
 ├── BaseModelUnknownError       FAILED_PRECONDITION  BASE_MODEL_UNKNOWN       no node has told its schema yet
 ├── ArtifactStoreError          UNAVAILABLE          ARTIFACT_STORE           with retry_after_s
-│   └── ArtifactMissingError    DATA_LOSS            ARTIFACT_MISSING         a stored revision is gone or cut short
+│   └── ArtifactMissingError    DATA_LOSS            ARTIFACT_MISSING         a revision is gone or cut short
 ├── RegistryUnavailableError    UNAVAILABLE          REGISTRY_UNAVAILABLE     with retry_after_s
 │   └── RegistryEmptiedError                                                  it came back with nothing in it
 ├── RegistrySchemaError         FAILED_PRECONDITION  REGISTRY_SCHEMA          written by a newer version
 ├── ConcurrentChangeError       ABORTED              CONCURRENT_CHANGE        with retry_after_s
 ├── PurgeInProgressError        UNAVAILABLE          PURGE_IN_PROGRESS        with retry_after_s
 ├── NodeUnavailableError        UNAVAILABLE          NODE_UNAVAILABLE         with retry_after_s
-├── NodeCallError               UNAVAILABLE          NODE_CALL                metadata: node, node_code, node_reason
+├── NodeCallError               UNAVAILABLE          NODE_CALL                metadata: node, its code, reason
 └── DrainingError               UNAVAILABLE          DRAINING                 with retry_after_s
 """
 
@@ -106,7 +106,7 @@ class UploadNotFoundError(ServiceError):
 
 
 class UploadConflictError(ServiceError):
-    """The upload is fed by another stream, was begun with other files, or a chunk does not follow the last."""
+    """Another stream feeds the upload, it was begun with other files, or a chunk does not follow the last."""
 
     code = StatusCode.ABORTED
     reason = "UPLOAD_CONFLICT"

@@ -1,0 +1,13 @@
+"""Uploads: staged as bytes, checked against the base model, rewritten into one canonical payload."""
+
+from adapter_manager.application.ingest.adapter_files import AdapterFiles
+from adapter_manager.application.ingest.adapter_ingest import ingest_adapter, ingest_directory
+from adapter_manager.application.ingest.limits import IngestLimits, IngestTarget
+
+__all__ = [
+    "AdapterFiles",
+    "IngestLimits",
+    "IngestTarget",
+    "ingest_adapter",
+    "ingest_directory",
+]
