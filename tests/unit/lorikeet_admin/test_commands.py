@@ -1,0 +1,286 @@
+"""Every command against the fake services: what it prints, its JSON, its exit code."""
+
+import json
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from lorikeet.inference.v1 import generation_pb2 as pb
+from lorikeet_admin.app import app
+from lorikeet_contract.status import StatusCode
+from tests.support.fake_services import TOKEN, FakeServices, fake_services, make_adapter, service_error
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def fakes() -> Generator[FakeServices]:
+    """The server."""
+    with fake_services() as running:
+        yield running
+
+
+@pytest.fixture
+def run(fakes: FakeServices) -> Run:
+    """Run a command line against it."""
+    env = {"LORIKEET_INFERENCE": fakes.address, "LORIKEET_MANAGER": fakes.address, "LORIKEET_TOKEN": TOKEN}
+
+    def invoke(*arguments: str, stdin: str = "", **extra: str) -> Result:
+        return CliRunner(env={**env, "COLUMNS": "200", **extra}).invoke(app, arguments, input=stdin)
+
+    return invoke
+
+
+@pytest.fixture
+def adapter_dir(tmp_path: Path) -> Path:
+    """A directory that looks like an adapter."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"w" * 3000)
+    return tmp_path
+
+
+def documents(result: Result) -> list[Any]:
+    """Stdout as JSON, a document a line; fails on anything else there."""
+    assert result.stdout, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    [
+        (("adapters", "list"), {"adapters"}),
+        (
+            ("adapters", "show", "demo/a0"),
+            {"name", "revisions", "aliases", "current_digest", "etag", "pinned"},
+        ),
+        (("adapters", "alias", "demo/a0", "beta"), {"name", "aliases"}),
+        (("adapters", "alias", "demo/a0", "beta", "--remove"), {"name", "aliases"}),
+        (("adapters", "pin", "demo/a0"), {"name", "pinned"}),
+        (("adapters", "unpin", "demo/a0"), {"name", "pinned"}),
+        (("adapters", "load", "demo/a0"), {"placements"}),
+        (("adapters", "unload", "demo/a0"), {"placements"}),
+        (("adapters", "rm", "demo/a0"), {"deleted"}),
+        (("residency",), {"placements"}),
+        (("model", "show"), {"name", "limits", "lora_schema", "status", "instance_id"}),
+        (("tenants", "create", "acme", "--weight", "2"), {"name", "limits", "tokens", "etag"}),
+        (("tenants", "list"), {"tenants"}),
+        (("tenants", "token", "acme"), {"token", "record"}),
+        (("tenants", "revoke", "acme", "abc"), {"revoked"}),
+        (("tenants", "rm", "acme"), {"deleted"}),
+    ],
+)
+def test_json_of_each_command(run: Run, arguments: tuple[str, ...], keys: set[str]) -> None:
+    """One JSON object on stdout and nothing else; without --json something for people; 0 both times."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    (document,) = documents(result)
+    assert keys <= set(document)
+    plain = run(*arguments)
+    assert plain.exit_code == 0, plain.stderr
+    assert plain.stdout.strip()
+    assert not plain.stdout.startswith("{")
+
+
+def test_push_reports_what_was_matched(run: Run, fakes: FakeServices, adapter_dir: Path) -> None:
+    """The options arrive, the report is printed with layers folded, warnings too."""
+    result = run(
+        *("adapters", "push", str(adapter_dir), "--name", "demo/a", "--alias", "prod", "--alias", "beta"),
+        *("--validate-only", "--expert-packing", "expert-major", "--expert-orientation", "exchanged"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "demo/a is valid, nothing stored" in result.stdout
+    assert "0-1" in result.stdout
+    assert "4 of 5 tensors used, 1 without effect" in result.stdout
+    assert "warning: odd" in result.stdout
+    (header,) = fakes.adapters.headers
+    assert list(header.aliases) == ["prod", "beta"]
+    assert header.validate_only
+    assert (header.expert_packing, header.expert_orientation) == (2, 2)
+
+
+def test_push_json(run: Run, adapter_dir: Path) -> None:
+    """No progress bar, one object with the whole report."""
+    (document,) = documents(run("adapters", "push", str(adapter_dir), "--name", "demo/a", "--json"))
+    assert document["created"] is True
+    assert document["revision"]["report"]["sites"][1]["layer"] == 1
+
+
+def test_push_refused_here(run: Run, fakes: FakeServices, adapter_dir: Path) -> None:
+    """A pickle is refused with what to do, unsent: exit code 1."""
+    (adapter_dir / "adapter_model.safetensors").rename(adapter_dir / "adapter_model.bin")
+    result = run("adapters", "push", str(adapter_dir), "--name", "demo/a")
+    assert result.exit_code == 1
+    assert "safe_serialization=True" in result.stderr
+    assert result.stdout == ""
+    assert fakes.faults.calls == []
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        (StatusCode.INVALID_ARGUMENT, 1),
+        (StatusCode.ALREADY_EXISTS, 1),
+        (StatusCode.RESOURCE_EXHAUSTED, 1),
+        (StatusCode.INTERNAL, 1),
+        (StatusCode.NOT_FOUND, 3),
+        (StatusCode.UNAVAILABLE, 4),
+        (StatusCode.UNAUTHENTICATED, 5),
+        (StatusCode.PERMISSION_DENIED, 5),
+        (StatusCode.DEADLINE_EXCEEDED, 6),
+    ],
+)
+def test_exit_codes(run: Run, fakes: FakeServices, code: StatusCode, exit_code: int) -> None:
+    """Each kind of failure has its code; its message is on stderr, with --json an object on stdout too."""
+    fakes.faults.add("GetAdapter", *[service_error(code, "what is wrong", reason="SOME_REASON")] * 2)
+    plain = run("adapters", "show", "demo/a0")
+    assert (plain.exit_code, plain.stdout) == (exit_code, "")
+    assert plain.stderr.startswith("error: what is wrong\n")
+    (document,) = documents(run("adapters", "show", "demo/a0", "--json"))
+    assert document["error"]["exit_code"] == exit_code
+    assert (document["error"]["reason"], document["error"]["code"]) == ("SOME_REASON", code.value)
+
+
+def test_no_traceback_and_advice_when_nothing_listens(run: Run) -> None:
+    """The commonest mistake says what to start."""
+    result = run("adapters", "list", LORIKEET_MANAGER="127.0.0.1:1")
+    assert result.exit_code == 4
+    assert "lorikeet up" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_bad_tokens(run: Run) -> None:
+    """An unknown token is denied with advice; one with a line break is refused here, without being shown."""
+    denied = run("adapters", "list", LORIKEET_TOKEN="other")
+    assert denied.exit_code == 5
+    assert "LORIKEET_TOKEN" in denied.stderr
+    broken = run("adapters", "list", LORIKEET_TOKEN="lk_x\nlk_y")
+    assert broken.exit_code == 1
+    assert "lk_x" not in broken.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("adapters", "push", "."),
+        ("adapters", "nonsense"),
+        ("generate",),
+        ("generate", "--prompt", "x", "--chat", "y"),
+        ("generate", "--prompt", "x", "--system", "y"),
+        ("adapters", "alias", "a", "b", "--remove", "--digest", "d"),
+        ("up", "--model-dir", "/nonexistent"),
+    ],
+)
+def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
+    """A wrong command line is 2, before anything is sent."""
+    assert run(*arguments).exit_code == 2
+
+
+def test_load_that_failed_on_a_node(run: Run) -> None:
+    """The placements are printed, and the exit code tells."""
+    result = run("adapters", "load", "demo/toobig", "--json")
+    assert result.exit_code == 1
+    assert documents(result)[0]["placements"][0]["failure"] == "no room"
+    assert "not loaded on 1 of 1 nodes: no room" in result.stderr
+
+
+def test_names_with_brackets_are_printed_as_they_are(run: Run, fakes: FakeServices) -> None:
+    """Rich would read [red] as a colour."""
+    fakes.adapters.adapters = [make_adapter("a0")]
+    fakes.adapters.adapters[0].revisions[0].failure = "bad [red]value[/red]"
+    assert "bad [red]value[/red]" in run("adapters", "show", "demo/a0").stdout
+
+
+def test_generate_streams_text(run: Run, fakes: FakeServices) -> None:
+    """The text on stdout, a summary on stderr; sampling flags arrive."""
+    result = run(
+        *("generate", "--prompt", "one two", "--adapter", "a0", "--temperature", "0", "--top-p", "0.5"),
+        *(
+            "--top-k",
+            "3",
+            "--seed",
+            "1",
+            "--max-tokens",
+            "9",
+            "--stop",
+            "x",
+            "--stop",
+            "y",
+            "--stop-token",
+            "4",
+        ),
+        *("--ignore-eos", "--request-id", "r"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "onetwo\n"
+    assert "[length]" in result.stderr
+    assert "demo/a0 dddddddddddd (was host)" in result.stderr
+    (request,) = fakes.inference.requests
+    assert request.adapter == "a0"
+    assert request.request_id == "r"
+    assert request.sampling == pb.SamplingParams(
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        seed=1,
+        max_tokens=9,
+        ignore_eos=True,
+        stop_strings=["x", "y"],
+        stop_token_ids=[4],
+    )
+
+
+def test_generate_json_lines(run: Run, fakes: FakeServices) -> None:
+    """One delta a line; the last has the finish."""
+    deltas = documents(run("generate", "--prompt", "one two", "--logprobs", "1", "--json"))
+    assert [delta["text"] for delta in deltas] == ["one", "two", ""]
+    assert deltas[0]["tokens"][0]["logprob"] == -0.5
+    assert deltas[-1]["finish"]["reason"] == "length"
+    assert fakes.inference.requests[0].sampling.logprobs == 1
+
+
+def test_generate_chat_from_stdin(run: Run, fakes: FakeServices) -> None:
+    """A dash reads the message from stdin; --system goes before it."""
+    fakes.inference.script = lambda *_: iter([pb.GenerateResponse(finish=pb.Finish(reason=1))])  # type: ignore[arg-type]
+    result = run("generate", "--chat", "-", "--system", "s", stdin="from stdin")
+    assert result.exit_code == 0, result.stderr
+    (request,) = fakes.inference.requests
+    assert [(m.role, m.content) for m in request.chat.messages] == [("system", "s"), ("user", "from stdin")]
+
+
+@pytest.mark.parametrize(
+    ("reason", "exit_code"), [(pb.FINISH_REASON_DEADLINE, 6), (pb.FINISH_REASON_ABORTED, 1)]
+)
+def test_generate_that_was_stopped(run: Run, fakes: FakeServices, reason: Any, exit_code: int) -> None:
+    """Text cut short by the server is no success."""
+    finish = pb.Finish(reason=reason)
+    fakes.inference.script = lambda *_: iter([pb.GenerateResponse(text_delta="cut", finish=finish)])
+    result = run("generate", "--prompt", "x")
+    assert (result.exit_code, result.stdout) == (exit_code, "cut\n")
+
+
+def test_generate_that_fails_in_mid_stream(run: Run, fakes: FakeServices) -> None:
+    """What came is printed; the error follows, in JSON as the last line."""
+
+    def script(request: Any, context: Any) -> Iterator[Any]:
+        yield pb.GenerateResponse(text_delta="so far")
+
+    fakes.inference.script = script
+    plain = run("generate", "--prompt", "x")
+    assert (plain.exit_code, plain.stdout) == (1, "so far\n")
+    assert "ended without its finish" in plain.stderr
+    *_, last = documents(run("generate", "--prompt", "x", "--json"))
+    assert last["error"]["exit_code"] == 1
+
+
+def test_timeout_option(run: Run, fakes: FakeServices) -> None:
+    """--timeout bounds the call: 6."""
+
+    def script(request: Any, context: Any) -> Iterator[Any]:
+        fakes.inference.ended.wait(10)
+        yield pb.GenerateResponse()
+
+    fakes.inference.script = script
+    assert run("--timeout", "0.2", "generate", "--prompt", "x").exit_code == 6
