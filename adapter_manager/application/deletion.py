@@ -20,6 +20,7 @@ from adapter_manager.domain.caller import Caller
 from adapter_manager.domain.errors import (
     AdapterNotFoundError,
     ArtifactStoreError,
+    ConcurrentChangeError,
     RegistryUnavailableError,
     RevisionInUseError,
 )
@@ -131,14 +132,18 @@ class Deletion:
         log.info("artifact.removed", digest=digest)
         return True
 
-    async def disown(self, digest: str) -> None:
-        """Have a digest's files removed that were stored for a revision which is gone meanwhile."""
+    async def abandon(self, name: AdapterName, digest: str) -> None:
+        """Leave nothing of an upload that failed; where this fails too, the janitor does it later."""
 
-        async def attempt() -> tuple[Sequence[Change], None]:
+        async def disown() -> tuple[Sequence[Change], None]:
+            # The adapter may have been deleted, digest and all, while the files were still being written.
             known = await self._registry.use(digest)
             return [] if known else [create(DigestUse(digest))], None
 
-        await self._transactions.run(attempt)
+        with contextlib.suppress(ArtifactStoreError, RegistryUnavailableError, ConcurrentChangeError):
+            await self.drop_pending(name, digest)
+            await self._transactions.run(disown)
+            await self.purge(digest)
 
     async def _mark(self, wanted: AdapterReference, etag: str) -> Sequence[str]:
         async def attempt() -> tuple[Sequence[Change], Sequence[str]]:

@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -172,38 +171,6 @@ class EmbeddedValkey:
                 await self._launch()
             except (RegistryUnavailableError, OSError) as error:
                 log.error("redis.restart_failed", error=str(error))  # noqa: TRY400 (no traceback needed)
-
-
-class DataDirectoryLock:
-    """Keeps a second manager out of a data directory as long as this process lives."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "manager.lock"
-        self._file: IO[str] | None = None
-
-    def acquire(self) -> Callable[[], None]:
-        """Take the lock; returns what releases it.
-
-        Raises:
-            RegistryUnavailableError: another manager has it.
-        """
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = self._path.open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read(20).strip() or "unknown"
-            lock.close()
-            raise RegistryUnavailableError(
-                f"data directory {self._path.parent} is in use by adapter manager process {owner}; "
-                "stop that one, or give this one another --data-dir"
-            ) from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        self._file = lock
-        return lock.close
 
 
 def _config(directory: Path, socket: Path) -> str:

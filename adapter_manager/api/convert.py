@@ -1,0 +1,181 @@
+"""Adapters, uploads and placements as messages and back. Pure: no I/O; names are parsed further inside."""
+
+from collections.abc import Iterable
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from adapter_manager.application.adapters import AdapterDetails
+from adapter_manager.application.ingest import UploadFile
+from adapter_manager.application.residency import Placement
+from adapter_manager.application.uploads import UploadHeader, UploadResult
+from adapter_manager.domain.adapter import Revision, RevisionState, WantedTier
+from adapter_manager.domain.errors import InvalidRequestError
+from adapter_manager.domain.layout_options import ExpertOrientation, ExpertPacking, LayoutOptions
+from adapter_manager.domain.node import ResidencyTier
+from adapter_manager.domain.report import MatchedSite, UploadReport
+from lorikeet.adapters.v1 import adapter_pb2 as pb
+from lorikeet_contract.names import AdapterName
+
+_STATES = {
+    RevisionState.PENDING: pb.REVISION_STATE_PENDING,
+    RevisionState.READY: pb.REVISION_STATE_READY,
+    RevisionState.FAILED: pb.REVISION_STATE_FAILED,
+    RevisionState.DELETING: pb.REVISION_STATE_DELETING,
+}
+_TIERS = {
+    ResidencyTier.ABSENT: pb.RESIDENCY_STATE_ABSENT,
+    ResidencyTier.DISK: pb.RESIDENCY_STATE_DISK,
+    ResidencyTier.HOST: pb.RESIDENCY_STATE_HOST,
+    ResidencyTier.COPYING: pb.RESIDENCY_STATE_COPYING,
+    ResidencyTier.ACTIVE: pb.RESIDENCY_STATE_ACTIVE,
+}
+_WANTED = {
+    pb.RESIDENCY_STATE_UNSPECIFIED: WantedTier.ACTIVE,
+    pb.RESIDENCY_STATE_HOST: WantedTier.HOST,
+    pb.RESIDENCY_STATE_ACTIVE: WantedTier.ACTIVE,
+}
+_PACKINGS = {
+    pb.EXPERT_PACKING_UNSPECIFIED: None,
+    pb.EXPERT_PACKING_RANK_MAJOR: ExpertPacking.RANK_MAJOR,
+    pb.EXPERT_PACKING_EXPERT_MAJOR: ExpertPacking.EXPERT_MAJOR,
+}
+_ORIENTATIONS = {
+    pb.EXPERT_ORIENTATION_UNSPECIFIED: None,
+    pb.EXPERT_ORIENTATION_STANDARD: ExpertOrientation.STANDARD,
+    pb.EXPERT_ORIENTATION_EXCHANGED: ExpertOrientation.EXCHANGED,
+}
+
+
+def upload_header(message: pb.UploadRequest) -> UploadHeader:
+    """The header that an upload's first message must be."""
+    if message.WhichOneof("part") != "header":
+        raise InvalidRequestError(
+            "the first message of an upload must be its header", metadata={"field": "header"}
+        )
+    header = message.header
+    if header.expert_packing not in _PACKINGS:
+        raise _unknown_enum("header.expert_packing", header.expert_packing)
+    if header.expert_orientation not in _ORIENTATIONS:
+        raise _unknown_enum("header.expert_orientation", header.expert_orientation)
+    return UploadHeader(
+        adapter=header.adapter,
+        aliases=tuple(header.aliases),
+        is_validate_only=header.validate_only,
+        request_id=header.request_id,
+        files=tuple(UploadFile(f.name, f.size_bytes, f.sha256) for f in header.files),
+        options=LayoutOptions(_PACKINGS[header.expert_packing], _ORIENTATIONS[header.expert_orientation]),
+    )
+
+
+def upload_chunk(message: pb.UploadRequest) -> pb.FileChunk:
+    """The chunk that any later message must be."""
+    if message.WhichOneof("part") != "chunk":
+        raise InvalidRequestError("after the header an upload has only chunks", metadata={"field": "chunk"})
+    return message.chunk
+
+
+def upload_response(result: UploadResult) -> pb.UploadResponse:
+    """What an upload came to."""
+    return pb.UploadResponse(
+        revision=revision(result.name, result.revision, result.report), created=result.is_created
+    )
+
+
+def adapter(details: AdapterDetails) -> pb.Adapter:
+    """An adapter with its revisions; the report is on the one revision that it was asked for."""
+    record = details.adapter
+    return pb.Adapter(
+        name=str(record.name),
+        current_digest=record.current_digest,
+        aliases=dict(record.aliases),
+        revisions=[
+            revision(record.name, r, details.report if r.digest == details.report_digest else None)
+            for r in record.revisions
+        ],
+        pinned=record.is_pinned,
+        create_time=timestamp(record.create_time_s),
+        update_time=timestamp(record.update_time_s),
+        etag=details.etag,
+    )
+
+
+def revision(name: AdapterName, record: Revision, report: UploadReport | None) -> pb.Revision:
+    """One revision."""
+    return pb.Revision(
+        name=name.revision(record.digest),
+        digest=record.digest,
+        state=_STATES[record.state],
+        failure=record.failure,
+        create_time=timestamp(record.create_time_s),
+        payload_bytes=record.payload_bytes,
+        dtype=record.dtype,
+        max_rank=record.max_rank,
+        base_digest=record.base_digest,
+        report=upload_report(report) if report else None,
+    )
+
+
+def upload_report(report: UploadReport) -> pb.UploadReport:
+    """What the files were found to hold."""
+    return pb.UploadReport(
+        tensors_total=report.tensors_total,
+        tensors_used=report.tensors_used,
+        tensors_neutral=report.tensors_neutral,
+        sites=[matched_site(site) for site in report.sites],
+        warnings=report.warnings,
+    )
+
+
+def matched_site(site: MatchedSite) -> pb.MatchedSite:
+    """One place of the base model and what was found for it."""
+    return pb.MatchedSite(
+        site=site.site,
+        layer=site.layer,
+        rank=site.rank,
+        scales=site.scales,
+        layout=site.layout,
+        tensors=site.tensors,
+        bytes=site.bytes,
+    )
+
+
+def wanted_tier(message: pb.LoadAdapterRequest) -> WantedTier:
+    """HOST or ACTIVE, the latter by default."""
+    if message.tier not in _WANTED:
+        raise InvalidRequestError(
+            "tier must be RESIDENCY_STATE_HOST or RESIDENCY_STATE_ACTIVE, or be left out for ACTIVE",
+            metadata={"field": "tier", "value": str(message.tier)},
+        )
+    return _WANTED[message.tier]
+
+
+def placements(records: Iterable[Placement]) -> list[pb.Placement]:
+    """Where revisions are and should be."""
+    return [
+        pb.Placement(
+            node=p.node,
+            instance_id=p.instance_id,
+            revision=p.name.revision(p.resident.digest),
+            state=_TIERS[p.resident.tier],
+            desired=_TIERS[p.desired],
+            pinned=p.is_pinned,
+            bytes=p.resident.payload_bytes,
+            leases=p.resident.leases,
+            failure=p.failure,
+        )
+        for p in records
+    ]
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """A point in time, to the microsecond."""
+    result = Timestamp()
+    result.FromMicroseconds(round(seconds * 1e6))
+    return result
+
+
+def _unknown_enum(field: str, value: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{field} is {value}, which this server does not know; leave it out, or upgrade the server",
+        metadata={"field": field, "value": str(value)},
+    )

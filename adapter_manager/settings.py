@@ -1,0 +1,68 @@
+"""Settings of the adapter manager: ADAPTER_MANAGER_* and flags of the same names. Read once, in server.py."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Every setting; flags win over the environment."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ADAPTER_MANAGER_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        cli_parse_args=True,
+        cli_prog_name="adapter_manager",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+    )
+
+    listen: str = Field("127.0.0.1:50052", description="host:port of the gRPC server")
+    data_dir: Path = Field(
+        Path("lorikeet-data"), description="uploads, the local artifact store, the embedded registry"
+    )
+    redis_url: SecretStr | None = Field(
+        None,
+        description="redis:// or rediss:// or unix:// of a Redis >= 7 or Valkey; without it an embedded one",
+    )
+    store_url: str | None = Field(
+        None,
+        description="file:///dir, s3://bucket/prefix, gs:// or az://; without it a directory in data_dir",
+    )
+    nodes: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="addresses of the inference services, separated by commas"
+    )
+    node_token: SecretStr = Field(SecretStr(""), description="the secret that the nodes know us by")
+    nodes_tls: bool = Field(default=False, description="speak TLS to the nodes")
+    nodes_tls_ca: Path | None = Field(None, description="authority of the nodes' certificates")
+    bootstrap_tenant: str | None = Field(
+        None, description="make this tenant, with an admin token in <data-dir>/bootstrap-token"
+    )
+    tls_cert: Path | None = Field(None, description="certificate of this server, PEM")
+    tls_key: Path | None = Field(None, description="its key, PEM")
+    tls_client_ca: Path | None = Field(None, description="ask clients for certificates of this authority")
+    insecure_listen: bool = Field(
+        default=False, description="allow plain text beyond loopback, on a network that you trust"
+    )
+    metrics_listen: str | None = Field(None, description="host:port of the Prometheus endpoint")
+    max_upload_bytes: int = Field(16 * 1024**3, gt=0, description="largest sum of an upload's files")
+    max_adapters: int = Field(10_000, gt=0, description="adapters of a tenant that has no limit of its own")
+    max_revisions: int = Field(100, gt=0, description="revisions of one adapter")
+    load_timeout_s: float = Field(300.0, gt=0, description="how long a node may take to load a revision")
+    drain_grace_s: float = Field(30.0, ge=0, description="how long calls may go on after SIGTERM")
+    log_json: bool = Field(default=False, description="log lines as JSON")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level to log")
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return (
+            tuple(part.strip() for part in value.split(",") if part.strip())
+            if isinstance(value, str)
+            else value
+        )
