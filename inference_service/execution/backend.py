@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from inference_service.domain.engine import ModelFacts
 from inference_service.execution.adapter_layout import AdapterPlacer
 from inference_service.execution.batch_builder import BatchBuilder
 from inference_service.execution.config import BackendConfig
@@ -23,34 +24,20 @@ _READ_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class BackendInfo:
-    """The loaded model and the sizes that start-up settled. `lora_schema` is the schema's canonical JSON."""
+class DeviceBackend:
+    """The device as the engine sees it. Implements ports.Backend."""
 
-    model_name: str
-    architecture: str
-    base_digest: str
-    dtype: str
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    lora_schema: bytes
-    max_context_tokens: int
-    block_tokens: int
-    num_blocks: int
-    arena_bytes: int
-    host_pool_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """The device as the engine sees it."""
-
-    info: BackendInfo
+    info: ModelFacts
     runner: ModelRunner
     host_pool: HostPool
     arena: DeviceArena
 
+    def compilations(self) -> int:
+        """See ports.Backend; the references compile nothing."""
+        return 0
 
-def load_backend(config: BackendConfig) -> Backend:
+
+def load_backend(config: BackendConfig) -> DeviceBackend:
     """Load the model and allocate cache, host pool and arena.
 
     Raises:
@@ -88,7 +75,7 @@ def load_backend(config: BackendConfig) -> Backend:
     )
     table = RequestTable(config.max_running_requests, plan.max_context_tokens, config.block_tokens)
     builder = BatchBuilder(table, cache, arena.tables, block_tokens=config.block_tokens, device=device)
-    info = BackendInfo(
+    info = ModelFacts(
         model_name=Path(config.model_dir).resolve().name,
         architecture=description.architecture,
         base_digest=model.base_digest,
@@ -97,12 +84,9 @@ def load_backend(config: BackendConfig) -> Backend:
         eos_token_ids=description.defaults.eos_token_ids,
         lora_schema=model.schema.to_json(),
         max_context_tokens=plan.max_context_tokens,
-        block_tokens=config.block_tokens,
         num_blocks=plan.num_blocks,
-        arena_bytes=plan.arena_bytes,
-        host_pool_bytes=plan.host_pool_bytes,
     )
-    return Backend(info, BatchModelRunner(model.decoder, table, builder), host_pool, arena)
+    return DeviceBackend(info, BatchModelRunner(model.decoder, table, builder), host_pool, arena)
 
 
 def _device(name: str) -> torch.device:

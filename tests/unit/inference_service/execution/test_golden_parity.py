@@ -1,0 +1,128 @@
+"""The runner against the golden outputs of transformers and peft: base and every adapter meant to load."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from inference_service.execution import DeviceBackend
+from tests.support.golden import CHECKER, FIXTURES, manifest_adapters, prompts
+from tests.support.runner import GREEDY, Driven, DrivenRequest, activate, drive, make_backend
+
+MODEL = "qwen3_moe"
+VOCAB = 528
+ADAPTERS = manifest_adapters(MODEL, "load")
+WHOLE = replace(GREEDY, logprobs=VOCAB)
+WHOLE_PROMPT = replace(WHOLE, prompt_logprobs=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def backend() -> DeviceBackend:
+    return make_backend(MODEL)
+
+
+def requests(slot: int) -> list[DrivenRequest]:
+    """The golden prompts; all positions of p33 are compared, the last one of the others."""
+    return [
+        DrivenRequest(ids, slot, WHOLE_PROMPT if name == "p33" else WHOLE) for name, ids in prompts().items()
+    ]
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    y = x.astype(np.float64)
+    return (y - np.logaddexp.reduce(y, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def check(golden: str, results: list[Driven]) -> None:
+    """Assert that the checker finds nothing wrong; greedy near-ties are its to judge."""
+    gold = {
+        name: log_softmax(values)
+        for name, values in load_file(FIXTURES / f"{golden}.safetensors").items()
+        if not name.startswith("router_gap")
+    }
+    info = json.loads((FIXTURES / f"{golden}.json").read_text())
+    found: dict[str, np.ndarray] = {}
+    for name, result in zip(prompts(), results, strict=True):
+        rows = np.zeros((len(result.prompt_logprobs) + 1, VOCAB), np.float32)
+        for row, entry in zip(rows, [*result.prompt_logprobs, result.logprobs[0]], strict=True):
+            row[list(entry.top_ids)] = entry.top_logprobs
+        found[f"last.{name}"] = rows[-1]
+        if len(rows) > 1:
+            found[f"all.{name}"] = rows
+    greedy = {"prompts": {n: {"greedy": r.token_ids} for n, r in zip(prompts(), results, strict=True)}}
+    verdicts = CHECKER.compare(gold, info, found, greedy, "fp32")
+    assert len(verdicts) == 9
+    assert not [text for ok, text in verdicts if ok is False]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64, 1 << 30])
+def test_base(backend: DeviceBackend, chunk: int) -> None:
+    """The base model, its prompts in chunks of any size, over several blocks."""
+    check(f"golden/{MODEL}/base", drive(backend, requests(-1), chunk=chunk))
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda a: a["name"])
+def test_adapter(backend: DeviceBackend, adapter: dict[str, str], tmp_path: Path) -> None:
+    """Each adapter alone."""
+    activate(backend, f"{MODEL}/{adapter['name']}", 0, tmp_path)
+    try:
+        check(adapter["golden"], drive(backend, requests(0), chunk=48))
+    finally:
+        backend.arena.release(0)
+
+
+def test_mixed_batch_after_reload(backend: DeviceBackend, tmp_path: Path) -> None:
+    """Four adapters and the base in one batch; again after all moved to other slots and other bytes."""
+    chosen = [a for a in ADAPTERS if a["name"] in {"attn-r8", "router-r4", "head-embed-r8", "legacy-per-expert-r6"}]
+    for slots in ((0, 1, 2, 3), (2, 0, 3, 1)):
+        for adapter, slot in zip(chosen, slots, strict=True):
+            activate(backend, f"{MODEL}/{adapter['name']}", slot, tmp_path)
+        batch = [request for slot in (*slots, -1) for request in requests(slot)]
+        results = drive(backend, batch, chunk=40)
+        for index, golden in enumerate([*(a["golden"] for a in chosen), f"golden/{MODEL}/base"]):
+            check(golden, results[4 * index : 4 * index + 4])
+        for slot in slots:
+            backend.arena.release(slot)
+    assert backend.arena.used_bytes == 0
+
+
+def test_base_rows_keep_their_bits(backend: DeviceBackend, tmp_path: Path) -> None:
+    """Base requests in a batch of the same shape: bit-equal with adapters beside them and without.
+
+    Router and expert adapters send the neighbours to other experts, so the experts' row counts change.
+    """
+    base = requests(-1)
+    alone = drive(backend, base + requests(-1) + requests(-1), chunk=20)
+    activate(backend, f"{MODEL}/router-r4", 0, tmp_path)
+    activate(backend, f"{MODEL}/attn-experts-r16", 1, tmp_path)
+    beside = drive(backend, base + requests(0) + requests(1), chunk=20)
+    assert beside[4].logprobs != alone[4].logprobs
+    assert beside[:4] == alone[:4]
+    backend.arena.release(0)
+    backend.arena.release(1)
+
+
+def test_rows_do_not_depend_on_the_batch(backend: DeviceBackend) -> None:
+    """On a CPU even the batch's size leaves every bit alone."""
+    names = list(prompts())
+    together = drive(backend, requests(-1))
+    for index, request in enumerate(requests(-1)):
+        alone = drive(backend, [request])[0]
+        assert alone.token_ids == together[index].token_ids, names[index]
+        assert alone.logprobs == together[index].logprobs, names[index]
+
+
+def test_prefix_reuse(backend: DeviceBackend) -> None:
+    """Blocks that an earlier request computed serve a later one with the same beginning."""
+    ids = prompts()["p130"]
+    first = drive(backend, [DrivenRequest(ids, sampling=WHOLE)])[0]
+    reused = DrivenRequest(
+        ids, sampling=WHOLE, num_cached=112, block_ids=(*first.block_ids[:7], *range(100, 103))
+    )
+    second = drive(backend, [reused])[0]
+    assert second.token_ids == first.token_ids
+    for ours, theirs in zip(second.logprobs, first.logprobs, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
