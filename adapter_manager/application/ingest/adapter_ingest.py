@@ -125,6 +125,13 @@ def _write(
         with payload_path.open("wb", buffering=0) as file:
             writer = PayloadWriter(reader, dtype, file, target.compute_dtype)
             written = tuple(writer.write_layer(layer) for layer in layers)
+    except OSError as error:
+        payload_path.unlink(missing_ok=True)
+        raise LimitExceededError(
+            f"the payload could not be written: {error.strerror}",
+            metadata={"limit": "staging disk"},
+            retry_after_s=30.0,
+        ) from error
     except BaseException:
         payload_path.unlink(missing_ok=True)
         raise

@@ -7,10 +7,14 @@ from lorikeet_contract.schema import LoraSchema
 
 @dataclass(frozen=True, slots=True)
 class IngestLimits:
-    """Bounds on an upload. `max_pattern_s` bounds the matching of all patterns of one configuration."""
+    """Bounds on one upload, and on all that wait together (`max_staged_bytes`).
+
+    `max_pattern_s` bounds the matching of all patterns of one configuration.
+    """
 
     max_files: int = 256
     max_upload_bytes: int = 16 << 30
+    max_staged_bytes: int = 64 << 30
     max_payload_bytes: int = 16 << 30
     max_pattern_s: float = 1.0
 

@@ -1,0 +1,162 @@
+"""Where uploads wait until they are whole: a directory each, found by tenant, adapter and request id."""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from adapter_manager.application.ingest.limits import IngestLimits
+from adapter_manager.application.ingest.upload_files import UploadFile, check_upload_files
+from adapter_manager.application.ingest.upload_session import FILES_DIRECTORY, UploadSession
+from adapter_manager.domain.errors import LimitExceededError, UploadConflictError, UploadNotFoundError
+
+_ANNOUNCEMENT = "upload.json"
+
+
+class UploadStaging:
+    """Staged uploads below one directory that this process alone uses. Thread-safe."""
+
+    def __init__(self, directory: Path, limits: IngestLimits | None = None) -> None:
+        """Use `directory`, made if need be; what an earlier process left there can be resumed."""
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._directory = directory
+        self._limits = limits or IngestLimits()
+        self._lock = threading.Lock()
+        self._holders: dict[str, UploadSession] = {}
+        self._announced_bytes: dict[str, int] = {}
+        for path in directory.iterdir():
+            files = _read_announcement(path)
+            if files is None:
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                self._announced_bytes[path.name] = sum(f.size_bytes for f in files)
+
+    def open(self, tenant: str, adapter: str, request_id: str, files: Sequence[UploadFile]) -> UploadSession:
+        """Begin an upload, or go on with the one of this request id; its former stream is cut off.
+
+        Args:
+            tenant: the owner.
+            adapter: the adapter's id.
+            request_id: names the upload among the tenant's; "" for one that cannot be resumed.
+            files: what will be sent.
+
+        Raises:
+            InvalidAdapterError, InvalidRequestError, LimitExceededError: see `check_upload_files`.
+            UploadConflictError: the request id was begun with other files.
+        """
+        check_upload_files(files, self._limits)
+        key = _key(tenant, adapter, request_id)
+        with self._lock:
+            path = self._directory / key
+            former = self._holders.pop(key, None)
+            if former is not None:
+                former.take_over()
+            earlier = _read_announcement(path)
+            if earlier is None:
+                self._begin(path, files)
+            elif sorted(earlier, key=_by_name) != sorted(files, key=_by_name):
+                raise UploadConflictError(
+                    "request_id belongs to an upload of other files: use a new request_id",
+                    metadata={"field": "header.request_id"},
+                )
+            session = UploadSession(
+                path, files, self._limits, partial(self._closed, key), is_resumable=bool(request_id)
+            )
+            self._holders[key] = session
+            return session
+
+    def received_bytes(self, tenant: str, adapter: str, request_id: str) -> Mapping[str, int]:
+        """Where each file of a broken upload goes on.
+
+        Raises:
+            UploadNotFoundError: there is none.
+        """
+        path = self._directory / _key(tenant, adapter, request_id)
+        files = _read_announcement(path) if request_id else None
+        if files is None:
+            raise UploadNotFoundError(
+                "no upload of this request_id waits to be resumed: begin anew",
+                metadata={"field": "request_id"},
+            )
+        return {f.name: _size(path / FILES_DIRECTORY / f.name) for f in files}
+
+    def expire(self, older_than_s: float) -> int:
+        """Remove uploads that no stream holds and nothing was written to for that long; returns how many."""
+        oldest = time.time() - older_than_s
+        with self._lock:
+            idle = [
+                path
+                for path in self._directory.iterdir()
+                if path.name not in self._holders and _last_change(path) < oldest
+            ]
+            for path in idle:
+                shutil.rmtree(path, ignore_errors=True)
+                self._announced_bytes.pop(path.name, None)
+        return len(idle)
+
+    def _begin(self, path: Path, files: Sequence[UploadFile]) -> None:
+        total = sum(f.size_bytes for f in files)
+        staged = sum(self._announced_bytes.values())
+        if staged + total > self._limits.max_staged_bytes:
+            raise LimitExceededError(
+                f"{staged} bytes of uploads are announced already; with these {total} they are over "
+                f"max_staged_bytes {self._limits.max_staged_bytes}: try again when others are done",
+                metadata={"limit": "max_staged_bytes", "maximum": str(self._limits.max_staged_bytes)},
+                retry_after_s=30.0,
+            )
+        (path / FILES_DIRECTORY).mkdir(parents=True, mode=0o700)
+        announcement = path / f"{_ANNOUNCEMENT}.new"
+        announcement.write_text(json.dumps([asdict(f) for f in files]))
+        announcement.rename(path / _ANNOUNCEMENT)
+        self._announced_bytes[path.name] = total
+
+    def _closed(self, key: str, session: UploadSession, keep: bool) -> None:
+        with self._lock:
+            if self._holders.get(key) is session:
+                del self._holders[key]
+                if not keep:
+                    self._announced_bytes.pop(key, None)
+
+
+def _key(tenant: str, adapter: str, request_id: str) -> str:
+    if not request_id:
+        return f"once-{secrets.token_hex(16)}"
+    return hashlib.sha256(json.dumps([tenant, adapter, request_id]).encode()).hexdigest()
+
+
+def _read_announcement(path: Path) -> list[UploadFile] | None:
+    try:
+        return msgspec.json.decode((path / _ANNOUNCEMENT).read_bytes(), type=list[UploadFile])
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _by_name(file: UploadFile) -> str:
+    return file.name
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _last_change(path: Path) -> float:
+    newest = 0.0
+    for directory, _, names in os.walk(path):
+        for name in [*names, "."]:
+            try:
+                newest = max(newest, (Path(directory) / name).stat().st_mtime)
+            except FileNotFoundError:
+                continue
+    return newest
