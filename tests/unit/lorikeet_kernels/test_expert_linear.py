@@ -1,0 +1,120 @@
+"""Dense and grouped projections, their row independence, activation and sum."""
+
+import pytest
+import torch
+
+from lorikeet_kernels.embedding import embedding
+from lorikeet_kernels.expert_linear import expert_linear
+from lorikeet_kernels.linear import linear
+from lorikeet_kernels.lora_segments import make_lora_segments
+from lorikeet_kernels.moe_groups import MoeGroups, make_moe_groups
+from lorikeet_kernels.moe_sum import moe_sum
+from lorikeet_kernels.silu_mul import silu_mul
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+DTYPES = list(TOLERANCE)
+
+
+def make_groups(topk_ids: torch.Tensor, num_experts: int) -> MoeGroups:
+    slots = torch.full((topk_ids.shape[0],), -1, dtype=torch.int32)
+    return make_moe_groups(topk_ids, make_lora_segments(slots, 1), num_experts)
+
+
+def route(tokens: int, top_k: int, num_experts: int, popularity: str) -> torch.Tensor:
+    if popularity == "identical":
+        return torch.arange(top_k, dtype=torch.int32).expand(tokens, -1).contiguous()
+    return torch.stack([torch.randperm(num_experts)[:top_k] for _ in range(tokens)]).to(torch.int32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("popularity", ["identical", "uniform"])
+@pytest.mark.parametrize(("tokens", "top_k", "num_experts"), [(1, 1, 1), (1, 2, 8), (7, 2, 3), (300, 3, 13)])
+def test_expert_linear(
+    tokens: int, top_k: int, num_experts: int, popularity: str, dtype: torch.dtype
+) -> None:
+    """gate_up's and down's form against one matrix-vector product a pair, with bias and routed weights."""
+    ids = route(tokens, top_k, num_experts, popularity)
+    groups = make_groups(ids, num_experts)
+    weight, bias = torch.randn(num_experts, 12, 20).to(dtype), torch.randn(num_experts, 12).to(dtype)
+    routed = torch.rand(tokens, top_k)
+    for x in (torch.randn(tokens, 20).to(dtype), torch.randn(tokens, top_k, 20).to(dtype)):
+        out = torch.full((tokens, top_k, 12), float("nan"), dtype=dtype)
+        expert_linear(x, weight, groups, out, bias=bias, topk_weights=routed)
+        for t in range(tokens):
+            for k in range(top_k):
+                row, expert = (x[t] if x.dim() == 2 else x[t, k]), int(ids[t, k])
+                expected = (weight[expert].double() @ row.double() + bias[expert]) * routed[t, k]
+                assert torch.allclose(
+                    out[t, k].double(), expected, atol=8 * TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+                )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("out_features", "in_features"), [(96, 64), (64, 48), (528, 64), (300, 257)])
+def test_rows_are_independent_of_their_number(out_features: int, in_features: int, dtype: torch.dtype) -> None:
+    """Any prefix of the rows gives the same bits, dense and grouped."""
+    x, weight = torch.randn(65, in_features).to(dtype), torch.randn(2, out_features, in_features).to(dtype)
+    whole = linear(x, weight[0])
+    grouped = torch.empty(65, 1, out_features, dtype=dtype)
+    expert_linear(x, weight, make_groups(torch.zeros(65, 1, dtype=torch.int32), 2), grouped)
+    assert torch.equal(grouped[:, 0], whole)
+    for rows in (*range(1, 20), 33, 63, 64):
+        assert torch.equal(linear(x[:rows], weight[0]), whole[:rows])
+        # The other rows' experts change, as a neighbour's adapter may make them.
+        ids = torch.ones(65, 1, dtype=torch.int32)
+        ids[:rows] = 0
+        part = torch.empty_like(grouped)
+        expert_linear(x, weight, make_groups(ids, 2), part)
+        assert torch.equal(part[:rows, 0], whole[:rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_with_bias(dtype: torch.dtype) -> None:
+    """Against float64, rounding once."""
+    x, weight, bias = torch.randn(7, 13).to(dtype), torch.randn(5, 13).to(dtype), torch.randn(5).to(dtype)
+    expected = x.double() @ weight.double().T + bias
+    assert torch.allclose(
+        linear(x, weight, bias).double(), expected, atol=4 * TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_silu_mul(interleaved: bool, dtype: torch.dtype) -> None:
+    """Both row orders."""
+    gate, up = torch.randn(3, 2, 7).to(dtype), torch.randn(3, 2, 7).to(dtype)
+    fused = torch.stack((gate, up), dim=-1).flatten(-2) if interleaved else torch.cat((gate, up), dim=-1)
+    expected = gate.double() / (1 + torch.exp(-gate.double())) * up
+    assert torch.allclose(
+        silu_mul(fused, interleaved=interleaved).double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
+
+
+def test_moe_sum_rounds_once() -> None:
+    """Terms that bfloat16 would lose one by one are kept."""
+    x = torch.tensor([[[256.0], [1.0], [1.0]]], dtype=torch.bfloat16)
+    assert moe_sum(x).item() == 258.0
+
+
+def test_embedding_is_a_copy() -> None:
+    """Rows by id, and writing to them leaves the table alone."""
+    weight = torch.randn(5, 3)
+    rows = embedding(torch.tensor([4, 0, 4]), weight)
+    assert torch.equal(rows, torch.stack((weight[4], weight[0], weight[4])))
+    rows.zero_()
+    assert weight.abs().sum() > 0
+
+
+def test_misfits_are_refused() -> None:
+    """Shapes are named."""
+    groups = make_groups(torch.zeros(2, 1, dtype=torch.int32), 1)
+    with pytest.raises(ValueError, match="does not fit x"):
+        expert_linear(torch.ones(2, 4), torch.ones(1, 3, 5), groups, torch.empty(2, 1, 3))
+    with pytest.raises(ValueError, match="contiguous"):
+        expert_linear(torch.ones(2, 4), torch.ones(1, 3, 4), groups, torch.empty(2, 2, 3))
+    with pytest.raises(ValueError, match="does not fit x"):
+        linear(torch.ones(2, 4), torch.ones(3, 5))
+    with pytest.raises(ValueError, match="odd"):
+        silu_mul(torch.ones(2, 5))
+    with pytest.raises(ValueError, match=r"\[T, K, H\]"):
+        moe_sum(torch.ones(2, 5))
