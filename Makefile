@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 NODE := clients/node/node_modules/.installed
-# The releases we test with are tried first; PYTHON=/path/to/python overrides.
+# The machine's own python3 is tried first; PYTHON=/path/to/python overrides.
 PYTHON ?=
 # Two cores: one thread each for the front end and the engine beats two fighting threads.
 export OMP_NUM_THREADS ?= 1
@@ -25,7 +25,7 @@ help: ## show the verbs
 # `--group` needs pip 25.1, so pip itself comes first. A constraints file pins torch to one CPU build.
 $(BIN)/python:
 	@set -eu; \
-	for candidate in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
+	for candidate in $(PYTHON) python3 python3.11 python3.12 python3.13 python; do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
 	      >/dev/null 2>&1; then found="$$candidate"; break; fi; \
 	done; \
