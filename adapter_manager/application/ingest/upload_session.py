@@ -143,7 +143,7 @@ class UploadSession:
             for name, file in self._files.items():
                 if file.received != file.announced.size_bytes:
                     raise InvalidRequestError(
-                        f"file {name} has {file.received} of {file.announced.size_bytes} bytes: send the rest",
+                        f"file {name} has {file.received} of {file.announced.size_bytes} bytes: send more",
                         metadata={"field": "chunk", "file": name, "received_bytes": f"{file.received}"},
                     )
             for name, file in self._files.items():
