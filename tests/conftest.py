@@ -32,11 +32,15 @@ def kind_of(path: Path) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test with its folder's kind; skip GPU tests, with the reason, where there is no GPU."""
+    """Mark every test with its folder's kind."""
     for item in items:
-        if not item.path.is_relative_to(TESTS):
-            continue
-        kind = kind_of(item.path)
-        item.add_marker(kind)
-        if kind == "gpu" and (reason := _gpu_absence()):
-            item.add_marker(pytest.mark.skip(reason=reason))
+        if item.path.is_relative_to(TESTS):
+            item.add_marker(kind_of(item.path))
+
+
+# First, so that no fixture touches a GPU that is not there.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip GPU tests, with the reason, where there is no GPU."""
+    if item.get_closest_marker("gpu") and (reason := _gpu_absence()):
+        pytest.skip(reason)
