@@ -26,7 +26,7 @@ help: ## show the verbs
 $(BIN)/python:
 	@set -eu; \
 	for candidate in $(PYTHON) python3 python3.11 python3.12 python3.13 python; do \
-	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 	      >/dev/null 2>&1; then found="$$candidate"; break; fi; \
 	done; \
 	if [ -z "$${found:-}" ]; then \
