@@ -141,6 +141,11 @@ class Engine(Protocol):
     info: EngineInfo
     instance_id: str
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine process is up; False while it is being restarted."""
+        ...
+
     def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
         """Stream one request's outputs, the last with `finish`. Closing the iterator aborts the request.
 

@@ -12,6 +12,7 @@ ServiceError (lorikeet_contract)
 ├── SlowClientError          RESOURCE_EXHAUSTED   SLOW_CLIENT
 ├── DuplicateRequestError    ALREADY_EXISTS       DUPLICATE_REQUEST
 ├── DeadlineError            DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
+├── NotReadyError            UNAVAILABLE          NOT_READY              with retry_after_s
 ├── DrainingError            UNAVAILABLE          DRAINING               with retry_after_s
 ├── EngineDeadError          UNAVAILABLE          ENGINE_RESTARTING      with retry_after_s
 ├── StaleGenerationError     FAILED_PRECONDITION  STALE_GENERATION
@@ -98,6 +99,13 @@ class DeadlineError(ServiceError):
 
     code = StatusCode.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
+
+
+class NotReadyError(ServiceError):
+    """The service still waits for what it needs from its manager."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "NOT_READY"
 
 
 class DrainingError(ServiceError):

@@ -39,19 +39,17 @@ class ChatTemplate:
     Args:
         source: Jinja source.
         special_tokens: bos_token and the like, as the template may use them.
-        max_characters: longest text that `render` may make.
     """
 
-    def __init__(self, source: str | None, special_tokens: Mapping[str, str], max_characters: int) -> None:
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
-        self._max_characters = max_characters
         try:
             self._template = None if source is None else _environment().from_string(source)
         except TemplateSyntaxError as error:
             raise ChatTemplateError(f"chat template, line {error.lineno}: {error.message}") from error
 
     @classmethod
-    def from_directory(cls, model_dir: Path, max_characters: int) -> "ChatTemplate":
+    def from_directory(cls, model_dir: Path) -> "ChatTemplate":
         """Read chat_template.jinja, or the template inside tokenizer_config.json."""
         config_path = model_dir / "tokenizer_config.json"
         config: dict[str, Any] = (
@@ -64,9 +62,9 @@ class ChatTemplate:
             else _configured_template(config.get("chat_template"))
         )
         tokens = {key: _token_text(config.get(key)) for key in _SPECIAL_TOKENS}
-        return cls(source, {k: v for k, v in tokens.items() if v is not None}, max_characters)
+        return cls(source, {k: v for k, v in tokens.items() if v is not None})
 
-    def render(self, turns: Sequence[ChatTurn], *, add_generation_prompt: bool) -> str:
+    def render(self, turns: Sequence[ChatTurn], *, add_generation_prompt: bool, max_characters: int) -> str:
         """The prompt text.
 
         Raises:
@@ -90,9 +88,9 @@ class ChatTemplate:
             ):
                 pieces.append(piece)
                 length += len(piece)
-                if length > self._max_characters:
+                if length > max_characters:
                     raise LimitExceededError(
-                        f"chat: the rendered chat has more than {self._max_characters} characters, which "
+                        f"chat: the rendered chat has more than {max_characters} characters, which "
                         "cannot fit the context",
                         metadata={"field": "chat", "limit": "max_context_tokens"},
                     )

@@ -71,9 +71,19 @@ def current_request_id() -> str:
     return _current.get().request_id
 
 
+def request_facts() -> dict[str, Any]:
+    """What this call's `request.finished` line will say beside its own; add to it. Never prompts or answers.
+
+    Take it while the call runs normally: in a generator that is being closed, the context may be another
+    call's. Outside of a call it is a dict that nobody reads.
+    """
+    record = _current.get(None)
+    return {} if record is None else record.facts
+
+
 def annotate_request(**facts: str | float | bool | None) -> None:
-    """Add facts to this call's `request.finished` line. Never text of prompts or answers."""
-    _current.get().facts.update(facts)
+    """Add to `request_facts`."""
+    request_facts().update(facts)
 
 
 class RequestInterceptor(grpc.aio.ServerInterceptor):

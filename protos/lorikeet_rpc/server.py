@@ -67,11 +67,7 @@ class RpcServer:
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         insecure_listen: bool = False,
     ) -> None:
-        if tls is None and not insecure_listen and not is_loopback(address):
-            raise ListenError(
-                f"{address!r} is reachable from other machines and tokens would travel in clear text: give "
-                "--tls-cert and --tls-key, or --insecure-listen if the network itself is trusted"
-            )
+        check_listen(address, tls, insecure_listen=insecure_listen)
         self.server = grpc.aio.server(interceptors=interceptors, options=_options(max_message_bytes))
         self.health = health.aio.HealthServicer()
         self._address = address
@@ -130,8 +126,8 @@ class RpcServer:
         """
         log.info("server.draining", grace_s=grace_s)
         await self.health.enter_graceful_shutdown()
-        # This stop only closes the door. Its own timer must never fire: grpc.aio 1.85 crashes the process when
-        # one stop's grace ends while another has just destroyed the server (seen, 2 of 50 runs).
+        # This stop only closes the door. Its own timer must never fire: grpc.aio 1.85 crashes the process
+        # when one stop's grace ends while another has just destroyed the server (seen, 2 of 50 runs).
         stopping = asyncio.ensure_future(self.server.stop(_NEVER_S))
         draining = asyncio.ensure_future(drain())
         hurrying = [asyncio.ensure_future(hurry())] if hurry else []
@@ -151,6 +147,15 @@ class RpcServer:
         if isinstance(outcome, Exception):
             raise outcome  # the drain's own, shown only now that everything is closed
         log.info("server.stopped")
+
+
+def check_listen(address: str, tls: TlsFiles | None, *, insecure_listen: bool) -> None:
+    """Raise ListenError where tokens would travel in clear text beyond this machine."""
+    if tls is None and not insecure_listen and not is_loopback(address):
+        raise ListenError(
+            f"{address!r} is reachable from other machines and tokens would travel in clear text: give "
+            "--tls-cert and --tls-key, or --insecure-listen if the network itself is trusted"
+        )
 
 
 def is_loopback(address: str) -> bool:

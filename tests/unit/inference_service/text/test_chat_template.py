@@ -16,7 +16,7 @@ _HELLO = [ChatTurn("user", "hi")]
 
 
 def _template(source: str | None, **tokens: str) -> ChatTemplate:
-    return ChatTemplate(source, tokens, max_characters=1000)
+    return ChatTemplate(source, tokens)
 
 
 @pytest.mark.parametrize("chat", _CHATS, ids=lambda c: f"{len(c['messages'])}-{c['add_generation_prompt']}")
@@ -26,9 +26,10 @@ def test_golden_chats(tmp_path: Path, chat: dict[str, Any], form: str) -> None:
     model_dir = _FIXTURES / "models" / "qwen3_moe"
     if form != "as stored":
         model_dir = _move_template(model_dir, tmp_path, in_config=form == "inside tokenizer_config.json")
-    template = ChatTemplate.from_directory(model_dir, max_characters=100_000)
+    template = ChatTemplate.from_directory(model_dir)
     turns = [ChatTurn(m["role"], m["content"]) for m in chat["messages"]]
-    rendered = template.render(turns, add_generation_prompt=chat["add_generation_prompt"])
+    generate = chat["add_generation_prompt"]
+    rendered = template.render(turns, add_generation_prompt=generate, max_characters=100_000)
     assert rendered == chat["rendered"]
     tokenizer = Tokenizer.from_directory(_FIXTURES / "models" / "qwen3_moe")
     assert tokenizer.encode(rendered, add_special_tokens=False) == chat["ids"]
@@ -69,7 +70,10 @@ def _move_template(model_dir: Path, target: Path, *, in_config: bool) -> Path:
 )
 def test_hugging_face_semantics(source: str, rendered: str) -> None:
     """Blocks trimmed, loop controls, tojson without HTML escapes, special tokens, generation blocks."""
-    assert _template(source, bos_token="<s>").render(_HELLO, add_generation_prompt=True) == rendered
+    assert (
+        _template(source, bos_token="<s>").render(_HELLO, add_generation_prompt=True, max_characters=1000)
+        == rendered
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def test_hugging_face_semantics(source: str, rendered: str) -> None:
 def test_what_a_template_raises_is_the_callers_error(source: str, words: str) -> None:
     """Template errors, escapes from the sandbox and huge ranges are INVALID_ARGUMENT on field chat."""
     with pytest.raises(InvalidRequestError, match=words) as caught:
-        _template(source).render(_HELLO, add_generation_prompt=True)
+        _template(source).render(_HELLO, add_generation_prompt=True, max_characters=1000)
     assert caught.value.metadata["field"] == "chat"
 
 
@@ -97,13 +101,13 @@ def test_output_is_bounded() -> None:
     """A template that repeats itself ends at the limit, not at the memory's."""
     source = "{% for i in range(9999) %}{% for j in range(9999) %}xxxxxxxxxx{% endfor %}{% endfor %}"
     with pytest.raises(LimitExceededError, match="1000 characters"):
-        _template(source).render(_HELLO, add_generation_prompt=True)
+        _template(source).render(_HELLO, add_generation_prompt=True, max_characters=1000)
 
 
 def test_no_template() -> None:
     """A model without a template says so."""
     with pytest.raises(InvalidRequestError, match="no chat template"):
-        _template(None).render(_HELLO, add_generation_prompt=True)
+        _template(None).render(_HELLO, add_generation_prompt=True, max_characters=1000)
 
 
 def test_a_template_that_does_not_parse_stops_the_start() -> None:
@@ -117,5 +121,5 @@ def test_special_tokens_from_the_config(tmp_path: Path) -> None:
     config = {"bos_token": {"content": "<b>", "lstrip": False}, "eos_token": "<e>", "pad_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}")
-    template = ChatTemplate.from_directory(tmp_path, max_characters=100)
-    assert template.render(_HELLO, add_generation_prompt=False) == "<b><e>False"
+    template = ChatTemplate.from_directory(tmp_path)
+    assert template.render(_HELLO, add_generation_prompt=False, max_characters=99) == "<b><e>False"

@@ -1,0 +1,359 @@
+"""Inference messages to checked values, and values to messages. Pure; the one place that checks requests."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from inference_service.api.generation_piece import (
+    MAX_REPLY_BYTES,
+    GenerationFinish,
+    GenerationPiece,
+    TokenPiece,
+)
+from inference_service.api.generation_request import (
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    RequestRules,
+    SamplingRequest,
+    TextPrompt,
+    TokenPrompt,
+    too_long,
+)
+from inference_service.domain.adapter import ResidencyTier
+from inference_service.domain.engine import EngineInfo, EngineLimits, EngineStatus
+from inference_service.domain.errors import InvalidRequestError, LimitExceededError
+from inference_service.domain.request import FinishReason
+from inference_service.domain.sampling import SamplingParams
+from inference_service.text.chat_template import ChatTurn
+from lorikeet.inference.v1 import generation_pb2, model_pb2
+from lorikeet_contract.schema import LoraSchema
+from lorikeet_rpc.schema_message import schema_to_message
+
+_REQUEST_ID_RE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_MAX_TEMPERATURE = 2.0
+# Below this, dividing logits overflows float32, and the distribution is one token anyway.
+_GREEDY_BELOW = 1e-4
+# Bounds the matcher's work for each token.
+_MAX_STOP_STRING_LENGTH = 256
+_MAX_STOP_TOKEN_IDS = 1024
+
+_FINISH_REASONS = {
+    FinishReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP_TOKEN,
+    FinishReason.STOP_STRING: generation_pb2.FINISH_REASON_STOP_STRING,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+    FinishReason.DEADLINE: generation_pb2.FINISH_REASON_DEADLINE,
+    FinishReason.ABORTED: generation_pb2.FINISH_REASON_ABORTED,
+}
+_TIERS = {
+    None: generation_pb2.ADAPTER_TIER_UNSPECIFIED,
+    ResidencyTier.ABSENT: generation_pb2.ADAPTER_TIER_ABSENT,
+    ResidencyTier.DISK: generation_pb2.ADAPTER_TIER_DISK,
+    ResidencyTier.HOST: generation_pb2.ADAPTER_TIER_HOST,
+    # On its way to the device: the request found it in host memory.
+    ResidencyTier.COPYING: generation_pb2.ADAPTER_TIER_HOST,
+    ResidencyTier.ACTIVE: generation_pb2.ADAPTER_TIER_ACTIVE,
+}
+
+
+def generation_request(message: generation_pb2.GenerateRequest, rules: RequestRules) -> GenerationRequest:
+    """Check and read a request.
+
+    Raises:
+        InvalidRequestError: a field has a value it may not have.
+        LimitExceededError: a field is above a limit, which is named.
+    """
+    if message.HasField("adapter") and not message.adapter:
+        _refuse("adapter", "''", "name an adapter, or leave the field out for the base model")
+    return GenerationRequest(
+        request_id=request_id(message.request_id) if message.request_id else None,
+        adapter=message.adapter if message.HasField("adapter") else None,
+        prompt=_prompt(message, rules.info),
+        sampling=_sampling(message.sampling, rules),
+    )
+
+
+def request_id(text: str) -> str:
+    """Check a request id."""
+    if not _REQUEST_ID_RE.fullmatch(text):
+        _refuse("request_id", _shown(text), "use 1 to 128 characters of [A-Za-z0-9._:-]")
+    return text
+
+
+def tokenize_prompt(message: generation_pb2.TokenizeRequest) -> TextPrompt | ChatPrompt:
+    """Check and read the input of Tokenize; an empty prompt has no tokens and is fine."""
+    match message.WhichOneof("input"):
+        case "prompt":
+            optional = message.HasField("add_special_tokens")
+            return TextPrompt(message.prompt, message.add_special_tokens if optional else True)
+        case "chat":
+            return _chat(message.chat)
+        case _:
+            return _refuse("input", "not set", "set prompt or chat")
+
+
+def generate_response(
+    request_id: str, sequence: int, piece: GenerationPiece
+) -> generation_pb2.GenerateResponse:
+    """One message of a stream."""
+    return generation_pb2.GenerateResponse(
+        request_id=request_id,
+        sequence=sequence,
+        text_delta=piece.text,
+        tokens=map(_token_info, piece.tokens),
+        prompt_tokens=map(_token_info, piece.prompt_tokens),
+        finish=_finish(piece.finish) if piece.finish else None,
+    )
+
+
+def complete_response(request_id: str, pieces: Sequence[GenerationPiece]) -> generation_pb2.CompleteResponse:
+    """All pieces in one message."""
+    finish = pieces[-1].finish
+    assert finish is not None
+    return generation_pb2.CompleteResponse(
+        request_id=request_id,
+        text="".join(p.text for p in pieces),
+        tokens=[_token_info(t) for p in pieces for t in p.tokens],
+        prompt_tokens=[_token_info(t) for p in pieces for t in p.prompt_tokens],
+        finish=_finish(finish),
+    )
+
+
+def tokenize_response(
+    ids: Sequence[int], token_bytes: Sequence[bytes], rendered: str
+) -> generation_pb2.TokenizeResponse:
+    """Ids, their bytes and the rendered chat ("" for a prompt).
+
+    Raises:
+        LimitExceededError: the message would be larger than a client with default limits takes.
+    """
+    response = generation_pb2.TokenizeResponse(ids=ids, token_bytes=token_bytes, rendered=rendered)
+    size = response.ByteSize()
+    if size > MAX_REPLY_BYTES:
+        raise LimitExceededError(
+            f"the reply would have {size} bytes, more than the {MAX_REPLY_BYTES} that every client takes: "
+            "send the text in parts",
+            metadata=_limit("input", "max_reply_bytes", size, MAX_REPLY_BYTES),
+        )
+    return response
+
+
+def model_response(info: EngineInfo, instance_id: str, status: EngineStatus) -> model_pb2.GetModelResponse:
+    """The model, its limits and sites, and the engine's counters."""
+    return model_pb2.GetModelResponse(
+        name=info.model_name,
+        architecture=info.architecture,
+        instance_id=instance_id,
+        base_digest=info.base_digest,
+        dtype=info.dtype,
+        vocab_size=info.vocab_size,
+        limits=_limits(info.limits),
+        lora_schema=schema_to_message(LoraSchema.from_json(info.lora_schema)),
+        status=_status(status),
+    )
+
+
+def _prompt(message: generation_pb2.GenerateRequest, info: EngineInfo) -> Prompt:
+    match message.WhichOneof("input"):
+        case "prompt":
+            if not message.prompt:
+                _refuse("prompt", "empty", "send at least one character")
+            return TextPrompt(message.prompt)
+        case "chat":
+            return _chat(message.chat)
+        case "token_ids":
+            return _token_prompt(message.token_ids.ids, info)
+        case _:
+            return _refuse("input", "not set", "set prompt, chat or token_ids")
+
+
+def _chat(message: generation_pb2.ChatMessages) -> ChatPrompt:
+    if not message.messages:
+        _refuse("chat.messages", "empty", "send at least one message")
+    for index, turn in enumerate(message.messages):
+        if not turn.role:
+            _refuse(f"chat.messages[{index}].role", "empty", 'use "user", "assistant", "system" or the like')
+    return ChatPrompt(
+        tuple(ChatTurn(turn.role, turn.content) for turn in message.messages),
+        message.add_generation_prompt if message.HasField("add_generation_prompt") else True,
+    )
+
+
+def _token_prompt(ids: Sequence[int], info: EngineInfo) -> TokenPrompt:
+    if not ids:
+        _refuse("token_ids", "empty", "send at least one token")
+    # First the length, so that two million ids cost nothing more.
+    if len(ids) >= info.limits.max_context_tokens:
+        raise too_long(len(ids), info.limits.max_context_tokens)
+    _check_ids("token_ids", ids, info.vocab_size)
+    return TokenPrompt(tuple(ids))
+
+
+def _sampling(message: generation_pb2.SamplingParams, rules: RequestRules) -> SamplingRequest:
+    limits, defaults = rules.info.limits, rules.defaults
+    context = limits.max_context_tokens
+    max_tokens = _at_most("max_tokens", "max_context_tokens", _optional(message, "max_tokens"), context)
+    if max_tokens == 0:
+        _refuse("sampling.max_tokens", "0", "ask for at least 1 token, or leave the field out")
+    stop_ids = _stop_token_ids(message.stop_token_ids, rules.info.vocab_size)
+    eos_ids = () if message.ignore_eos else rules.info.eos_token_ids
+    top_k = message.top_k if message.HasField("top_k") else defaults.top_k
+    skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
+    top = min(limits.max_top_logprobs, rules.info.vocab_size)
+    return SamplingRequest(
+        params=SamplingParams(
+            max_tokens=defaults.max_tokens or context,
+            temperature=_temperature(message, defaults.temperature),
+            top_p=_top_p(message, defaults.top_p),
+            top_k=top_k if top_k < rules.info.vocab_size else 0,
+            stop_token_ids=tuple(dict.fromkeys((*eos_ids, *stop_ids))),
+            stop_strings=_stop_strings(message.stop_strings, limits.max_stop_strings),
+            include_stop_string=message.include_stop_string,
+            skip_special_tokens=skip,
+            logprobs=_at_most("logprobs", "max_top_logprobs", _optional(message, "logprobs"), top),
+            prompt_logprobs=_at_most(
+                "prompt_logprobs", "max_top_logprobs", _optional(message, "prompt_logprobs"), top
+            ),
+        ),
+        max_tokens=max_tokens,
+        seed=_optional(message, "seed"),
+    )
+
+
+def _temperature(message: generation_pb2.SamplingParams, default: float) -> float:
+    if not message.HasField("temperature"):
+        return default
+    value = message.temperature
+    if math.isnan(value) or not 0 <= value <= _MAX_TEMPERATURE:
+        _refuse("sampling.temperature", f"{value:g}", f"use 0 (greedy) to {_MAX_TEMPERATURE:g}")
+    return value if value >= _GREEDY_BELOW else 0.0
+
+
+def _top_p(message: generation_pb2.SamplingParams, default: float) -> float:
+    if not message.HasField("top_p"):
+        return default
+    if math.isnan(message.top_p) or not 0 < message.top_p <= 1:
+        _refuse("sampling.top_p", f"{message.top_p:g}", "use a value above 0, at most 1")
+    return message.top_p
+
+
+def _stop_strings(strings: Sequence[str], maximum: int) -> tuple[str, ...]:
+    _at_most("stop_strings", "max_stop_strings", len(strings), maximum)
+    for index, text in enumerate(strings):
+        field = f"stop_strings[{index}]"
+        if not text:
+            _refuse(f"sampling.{field}", "empty", "an empty string would stop everything; leave it out")
+        _at_most(field, "max_stop_string_length", len(text), _MAX_STOP_STRING_LENGTH)
+    return tuple(dict.fromkeys(strings))
+
+
+def _stop_token_ids(ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    _at_most("stop_token_ids", "max_stop_token_ids", len(ids), _MAX_STOP_TOKEN_IDS)
+    if ids:
+        _check_ids("sampling.stop_token_ids", ids, vocab_size)
+    return tuple(ids)
+
+
+def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    largest = max(ids)
+    if largest >= vocab_size:
+        where = f"{field}[{list(ids).index(largest)}]"
+        raise LimitExceededError(
+            f"{where} is {largest}; the vocabulary ends at {vocab_size - 1}",
+            metadata=_limit(where, "vocab_size", largest, vocab_size - 1),
+        )
+
+
+def _optional(message: generation_pb2.SamplingParams, field: str) -> int | None:
+    return getattr(message, field) if message.HasField(field) else None  # pyright: ignore[reportArgumentType]
+
+
+def _at_most(field: str, limit: str, value: int | None, maximum: int) -> int | None:
+    if value is not None and value > maximum:
+        raise LimitExceededError(
+            f"sampling.{field} is {value}; this server's {limit} is {maximum}",
+            metadata=_limit(f"sampling.{field}", limit, value, maximum),
+        )
+    return value
+
+
+def _limit(field: str, limit: str, value: int, maximum: int) -> dict[str, str]:
+    return {"field": field, "limit": limit, "value": str(value), "maximum": str(maximum)}
+
+
+def _refuse(field: str, value: str, advice: str) -> NoReturn:
+    raise InvalidRequestError(f"{field} is {value}: {advice}", metadata={"field": field, "value": value})
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def _token_info(piece: TokenPiece) -> generation_pb2.TokenInfo:
+    top = [generation_pb2.TokenLogprob(id=i, logprob=value) for i, value in piece.top]
+    return generation_pb2.TokenInfo(
+        id=piece.id, text_bytes=piece.text_bytes, logprob=piece.logprob, top_logprobs=top
+    )
+
+
+def _finish(finish: GenerationFinish) -> generation_pb2.Finish:
+    adapter = finish.adapter
+    return generation_pb2.Finish(
+        reason=_FINISH_REASONS[finish.reason],
+        stop_string=finish.stop_string,
+        stop_token_id=finish.stop_token_id,
+        usage=generation_pb2.Usage(
+            prompt_tokens=finish.prompt_tokens,
+            cached_tokens=finish.cached_tokens,
+            output_tokens=finish.output_tokens,
+        ),
+        timings=generation_pb2.Timings(
+            queue_ms=finish.timings.queue_ms,
+            adapter_wait_ms=finish.timings.adapter_wait_ms,
+            prefill_ms=finish.timings.prefill_ms,
+            decode_ms=finish.timings.decode_ms,
+        ),
+        adapter=None
+        if adapter is None
+        else generation_pb2.AdapterUsed(
+            revision=adapter.name.revision(adapter.digest),
+            digest=adapter.digest,
+            tier_hit=_TIERS[finish.tier_hit],
+        ),
+    )
+
+
+def _limits(limits: EngineLimits) -> model_pb2.Limits:
+    return model_pb2.Limits(
+        max_context_tokens=limits.max_context_tokens,
+        max_running_requests=limits.max_running_requests,
+        max_waiting_requests=limits.max_waiting_requests,
+        max_step_tokens=limits.max_step_tokens,
+        max_top_logprobs=limits.max_top_logprobs,
+        max_stop_strings=limits.max_stop_strings,
+        max_rank=limits.max_rank,
+        max_active_adapters=limits.max_active_adapters,
+        adapter_arena_bytes=limits.adapter_arena_bytes,
+        host_pool_bytes=limits.host_pool_bytes,
+    )
+
+
+def _status(status: EngineStatus) -> model_pb2.EngineStatus:
+    return model_pb2.EngineStatus(
+        running_requests=status.running_requests,
+        waiting_requests=status.waiting_requests,
+        kv_blocks_total=status.kv_blocks_total,
+        kv_blocks_available=status.kv_blocks_available,
+        adapter_leases=status.adapter_leases,
+        active_adapters=status.active_adapters,
+        host_adapters=status.host_adapters,
+        arena_used_bytes=status.arena_used_bytes,
+        host_used_bytes=status.host_used_bytes,
+        steps=status.steps,
+        preemptions=status.preemptions,
+        adapter_loads=status.adapter_loads,
+        adapter_evictions=status.adapter_evictions,
+        prefix_hit_tokens=status.prefix_hit_tokens,
+        compilations=status.compilations,
+    )

@@ -1,0 +1,92 @@
+"""What a generation yields: pieces of text with their tokens, the last with how it ended."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from inference_service.domain.adapter import ResidencyTier
+from inference_service.domain.request import FinishReason, RequestTimings
+from lorikeet_contract.names import AdapterName
+
+# Default clients take messages up to 4 MiB. A piece stays far below that, except that one token with the
+# whole vocabulary's log-probabilities is never split (2.9 MiB at 262,144 entries).
+MAX_PIECE_BYTES = 1 << 20
+MAX_REPLY_BYTES = (4 << 20) - (64 << 10)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """One token; `logprob` None where none was asked for. `top` is (id, logprob), most likely first."""
+
+    id: int
+    text_bytes: bytes
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def max_wire_bytes(self) -> int:
+        """At least what it takes in a message."""
+        return 24 + len(self.text_bytes) + 12 * len(self.top)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """The revision that answers."""
+
+    name: AdapterName
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFinish:
+    """How a generation ended, what it used and where its time went."""
+
+    reason: FinishReason
+    stop_string: str = ""
+    stop_token_id: int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    timings: RequestTimings = field(default_factory=RequestTimings)
+    adapter: ServedAdapter | None = None
+    tier_hit: ResidencyTier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPiece:
+    """The text of all pieces, joined, is the whole text; likewise the tokens."""
+
+    text: str = ""
+    tokens: tuple[TokenPiece, ...] = ()
+    prompt_tokens: tuple[TokenPiece, ...] = ()
+    finish: GenerationFinish | None = None
+
+    @property
+    def max_wire_bytes(self) -> int:
+        """At least what it takes in a message."""
+        tokens = sum(t.max_wire_bytes for t in (*self.tokens, *self.prompt_tokens))
+        return tokens + 4 * len(self.text) + 1024
+
+    def split(self) -> Iterator["GenerationPiece"]:
+        """Pieces that each fit a message: prompt tokens, then tokens; text and finish are on the last."""
+        if self.max_wire_bytes <= MAX_PIECE_BYTES:
+            yield self
+            return
+        for group in _groups(self.prompt_tokens):
+            yield GenerationPiece(prompt_tokens=group)
+        *full, last = _groups(self.tokens) or [()]
+        for group in full:
+            yield GenerationPiece(tokens=group)
+        yield replace(self, prompt_tokens=(), tokens=last)
+
+
+def _groups(tokens: tuple[TokenPiece, ...]) -> list[tuple[TokenPiece, ...]]:
+    groups: list[tuple[TokenPiece, ...]] = []
+    begin = size = 0
+    for index, token in enumerate(tokens):
+        if index > begin and size + token.max_wire_bytes > MAX_PIECE_BYTES:
+            groups.append(tokens[begin:index])
+            begin, size = index, 0
+        size += token.max_wire_bytes
+    if tokens[begin:]:
+        groups.append(tokens[begin:])
+    return groups

@@ -1,0 +1,108 @@
+"""What a client asked, parsed and checked, before its tokens are known. `convert` makes it."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from inference_service.domain.engine import EngineInfo
+from inference_service.domain.errors import LimitExceededError
+from inference_service.domain.sampling import SamplingParams
+from inference_service.text.chat_template import ChatTurn
+from inference_service.text.sampling_defaults import SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text. `add_special_tokens`: the tokenizer's own, such as a leading BOS."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages for the model's chat template, which has the special tokens itself."""
+
+    turns: tuple[ChatTurn, ...]
+    add_generation_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, used as they are."""
+
+    ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """What requests are checked against: the engine's limits and the model's defaults."""
+
+    info: EngineInfo
+    defaults: SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """Sampling with defaults filled in, as far as that needs no prompt length.
+
+    `params.max_tokens` and `params.seed` count only where `max_tokens` and `seed` are None: the first is then
+    the most that the model's defaults allow, the second is drawn.
+    """
+
+    params: SamplingParams
+    max_tokens: int | None = None
+    seed: int | None = None
+
+    def resolve(self, num_prompt_tokens: int, max_context_tokens: int, drawn_seed: int) -> SamplingParams:
+        """Fit the output into what the prompt leaves of the context.
+
+        Raises:
+            LimitExceededError: the prompt fills the context, or `max_tokens` asks for more than is left.
+        """
+        room = max_context_tokens - num_prompt_tokens
+        if room < 1:
+            raise too_long(num_prompt_tokens, max_context_tokens)
+        if self.max_tokens is not None and self.max_tokens > room:
+            raise LimitExceededError(
+                f"sampling.max_tokens is {self.max_tokens} and the prompt has {num_prompt_tokens} tokens, "
+                f"together more than the context of {max_context_tokens}: ask for at most {room}, or leave "
+                "max_tokens out",
+                metadata={
+                    "field": "sampling.max_tokens",
+                    "limit": "max_context_tokens",
+                    "value": str(self.max_tokens),
+                    "maximum": str(room),
+                },
+            )
+        return dataclasses.replace(
+            self.params,
+            max_tokens=self.max_tokens if self.max_tokens is not None else min(room, self.params.max_tokens),
+            seed=self.seed if self.seed is not None else drawn_seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One Generate or Complete. `adapter` None is the base model; `request_id` None has one made."""
+
+    prompt: Prompt
+    sampling: SamplingRequest
+    request_id: str | None = None
+    adapter: str | None = None
+
+
+def too_long(num_prompt_tokens: int, max_context_tokens: int) -> LimitExceededError:
+    """The error for a prompt that leaves no room for an answer."""
+    return LimitExceededError(
+        f"the prompt has {num_prompt_tokens} tokens; the context holds {max_context_tokens}, one of them for "
+        "the answer: shorten the prompt",
+        metadata={
+            "field": "input",
+            "limit": "max_context_tokens",
+            "value": str(num_prompt_tokens),
+            "maximum": str(max_context_tokens - 1),
+        },
+    )

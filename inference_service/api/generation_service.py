@@ -1,0 +1,212 @@
+"""A request's way from its parsed form through the engine and back to text. Knows neither grpc nor protobuf.
+
+Nothing is buffered here: one output of the engine is taken for each piece that was sent, so a slow client
+holds back only its own stream (the engine's client merges, and beyond a bound refuses, what piles up).
+"""
+
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from inference_service.api.catalog import Catalog
+from inference_service.api.generation_piece import MAX_REPLY_BYTES, GenerationPiece, ServedAdapter
+from inference_service.api.generation_request import (
+    ChatPrompt,
+    GenerationRequest,
+    TextPrompt,
+    TokenPrompt,
+    too_long,
+)
+from inference_service.api.node_events import NodeEvents
+from inference_service.api.prompt_encoder import PromptEncoder
+from inference_service.api.reply_assembly import ReplyAssembly
+from inference_service.api.running_requests import RunningRequests
+from inference_service.domain.errors import DeadlineError, LimitExceededError
+from inference_service.domain.request import EngineRequest, FinishReason
+from inference_service.domain.sampling import SamplingParams
+from inference_service.ports import Engine
+from lorikeet_rpc.interceptors import Principal, request_facts
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """Everything that is known before the engine starts."""
+
+    tenant: str
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    adapter: ServedAdapter | None
+    deadline_s: float | None
+    # Of the call's log line. Held, because the context of a closing generator may be another call's.
+    facts: dict[str, Any]
+
+
+class GenerationService:
+    """Runs generations. One instance a node."""
+
+    def __init__(self, engine: Engine, encoder: PromptEncoder, catalog: Catalog, events: NodeEvents) -> None:
+        self._engine = engine
+        self._encoder = encoder
+        self._catalog = catalog
+        self._events = events
+        self._running = RunningRequests()
+
+    async def stream(
+        self, request: GenerationRequest, principal: Principal, time_remaining_s: float | None
+    ) -> AsyncGenerator[tuple[str, GenerationPiece]]:
+        """Yield (request id, piece), each small enough for a message, the last with `finish`.
+
+        Closing the generator aborts the request. After a piece finished by DEADLINE it raises DeadlineError.
+
+        Raises:
+            ServiceError: see domain/errors; before the first piece the request was not accepted, after it the
+                pieces so far stay valid.
+        """
+        accepted = await self._accept(request, principal, time_remaining_s)
+        with self._running.register(accepted.tenant, accepted.request_id) as engine_id:
+            async with aclosing(self._run(accepted, engine_id)) as pieces:
+                async for piece in pieces:
+                    for part in piece.split():
+                        yield accepted.request_id, part
+                    if piece.finish is not None and piece.finish.reason is FinishReason.DEADLINE:
+                        raise DeadlineError(
+                            f"the deadline passed after {piece.finish.output_tokens} output tokens"
+                        )
+
+    async def complete(
+        self, request: GenerationRequest, principal: Principal, time_remaining_s: float | None
+    ) -> tuple[str, list[GenerationPiece]]:
+        """All pieces at once, with their request id.
+
+        The reply must fit the 4 MiB that every client takes: 8000 tokens with 20 log-probabilities each do.
+
+        Raises:
+            LimitExceededError: it does not; before any work where `max_tokens` makes that certain.
+            ServiceError: as `stream`.
+        """
+        _check_reply(request)
+        pieces: list[GenerationPiece] = []
+        request_id, size = "", 0
+        async with aclosing(self.stream(request, principal, time_remaining_s)) as stream:
+            async for name, piece in stream:
+                request_id = name
+                pieces.append(piece)
+                size += piece.max_wire_bytes
+                if size > MAX_REPLY_BYTES:
+                    raise _reply_too_large(size)
+        return request_id, pieces
+
+    def abort(self, request_id: str, principal: Principal) -> bool:
+        """Stop a running request of the caller's tenant. False: there is none of that id."""
+        engine_id = self._running.find(principal.tenant, request_id)
+        if engine_id is None:
+            return False
+        self._engine.abort(engine_id)
+        return True
+
+    async def tokenize(self, prompt: TextPrompt | ChatPrompt) -> tuple[list[int], list[bytes], str]:
+        """Token ids, their bytes, and the rendered chat."""
+        ids, rendered = await self._encoder.encode(prompt)
+        return ids, [self._encoder.tokenizer.token_bytes(i) for i in ids], rendered
+
+    async def _accept(
+        self, request: GenerationRequest, principal: Principal, time_remaining_s: float | None
+    ) -> _Accepted:
+        deadline_s = None if time_remaining_s is None else time.monotonic() + time_remaining_s
+        adapter = None if request.adapter is None else self._catalog.resolve(request.adapter, principal)
+        ids = (
+            request.prompt.ids
+            if isinstance(request.prompt, TokenPrompt)
+            else tuple((await self._encoder.encode(request.prompt))[0])
+        )
+        context = self._engine.info.limits.max_context_tokens
+        if not ids:
+            raise too_long(0, context)
+        sampling = request.sampling.resolve(len(ids), context, secrets.randbits(64))
+        if deadline_s is not None and deadline_s <= time.monotonic():
+            raise DeadlineError("the deadline passed before the request was accepted")
+        request_id = request.request_id or uuid.uuid4().hex
+        facts = request_facts()
+        facts.update(
+            generation_id=request_id,
+            adapter=adapter.name.revision(adapter.digest) if adapter else None,
+            prompt_tokens=len(ids),
+        )
+        log.debug("request.accepted", **facts)
+        return _Accepted(principal.tenant, request_id, ids, sampling, adapter, deadline_s, facts)
+
+    async def _run(self, accepted: _Accepted, engine_id: str) -> AsyncGenerator[GenerationPiece]:
+        """Engine outputs to pieces; makes sure that the engine stops when the client does."""
+        assembly = ReplyAssembly(
+            self._encoder.tokenizer, accepted.prompt_token_ids, accepted.sampling, accepted.adapter
+        )
+        outputs = self._engine.generate(_engine_request(accepted, engine_id))
+        try:
+            async for output in outputs:
+                was_stopped = assembly.is_stopped
+                piece = assembly.push(output)
+                if assembly.is_stopped and not was_stopped and output.finish is None:
+                    # The engine knows nothing of stop strings; its last word brings the usage and timings.
+                    self._engine.abort(engine_id)
+                if piece is not None:
+                    yield piece
+        finally:
+            # No await before this: the client may be gone, and a closing generator may run in any context.
+            if assembly.finish is None:
+                self._engine.abort(engine_id)
+            self._report(accepted, assembly)
+            if isinstance(outputs, AsyncGenerator):
+                await outputs.aclose()
+
+    def _report(self, accepted: _Accepted, assembly: ReplyAssembly) -> None:
+        accepted.facts.update(
+            output_tokens=assembly.num_output_tokens,
+            finish_reason=assembly.finish.reason.value if assembly.finish else None,
+            first_token_ms=assembly.first_token_ms,
+        )
+        if accepted.adapter is not None:
+            self._events.used(
+                accepted.adapter.digest, len(accepted.prompt_token_ids), assembly.num_output_tokens
+            )
+
+
+def _engine_request(accepted: _Accepted, engine_id: str) -> EngineRequest:
+    return EngineRequest(
+        request_id=engine_id,
+        tenant=accepted.tenant,
+        prompt_token_ids=accepted.prompt_token_ids,
+        sampling=accepted.sampling,
+        digest=accepted.adapter.digest if accepted.adapter else None,
+        deadline_s=accepted.deadline_s,
+    )
+
+
+def _check_reply(request: GenerationRequest) -> None:
+    """Refuse what cannot fit one reply if it runs to its `max_tokens`: at least 9 bytes a log-probability."""
+    sampling = request.sampling
+    if sampling.max_tokens is not None:
+        least = sampling.max_tokens * (8 + 9 * (sampling.params.logprobs or 0))
+        if least > MAX_REPLY_BYTES:
+            raise _reply_too_large(least)
+
+
+def _reply_too_large(num_bytes: int) -> LimitExceededError:
+    return LimitExceededError(
+        f"the reply would have {num_bytes} bytes or more, and clients take {MAX_REPLY_BYTES} in one message: "
+        "use Generate, which streams, or ask for fewer tokens or log-probabilities",
+        metadata={
+            "field": "request",
+            "limit": "max_reply_bytes",
+            "value": str(num_bytes),
+            "maximum": str(MAX_REPLY_BYTES),
+        },
+    )

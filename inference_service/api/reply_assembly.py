@@ -1,0 +1,92 @@
+"""One request's engine outputs made into the pieces that its client sees."""
+
+import time
+
+from inference_service.api.generation_piece import (
+    GenerationFinish,
+    GenerationPiece,
+    ServedAdapter,
+    TokenPiece,
+)
+from inference_service.domain.request import FinishReason, RequestFinish, RequestOutput, TokenLogprobs
+from inference_service.domain.sampling import SamplingParams
+from inference_service.text.output_text import OutputText
+from inference_service.text.tokenizer import Tokenizer
+
+
+class ReplyAssembly:
+    """Text, tokens and finish of one request. The engine's finish ends it, whatever stopped the text."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        adapter: ServedAdapter | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._prompt_token_ids = prompt_token_ids
+        self._adapter = adapter
+        self._text = OutputText(tokenizer, sampling)
+        self._started_s = time.perf_counter()
+        self._stop_string = ""
+        self.num_output_tokens = 0
+        self.first_token_ms: float | None = None
+        self.finish: GenerationFinish | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string was found: tokens from here on are nobody's."""
+        return bool(self._stop_string)
+
+    def push(self, output: RequestOutput) -> GenerationPiece | None:
+        """Take one output; None where it brings the client nothing."""
+        prompt_tokens = tuple(
+            self._piece(token_id, entry)
+            for token_id, entry in zip(self._prompt_token_ids, output.prompt_logprobs, strict=False)
+        )
+        text, tokens = "", []
+        for index, token_id in enumerate(output.token_ids):
+            if self.is_stopped:
+                break
+            tokens.append(self._piece(token_id, output.logprobs[index] if output.logprobs else None))
+            scan = self._text.push(token_id)
+            text += scan.text
+            self._stop_string = scan.stop_string or ""
+        self._count(len(tokens))
+        if output.finish is not None:
+            text += self._end(output.finish)
+        if not (text or tokens or prompt_tokens or self.finish):
+            return None
+        return GenerationPiece(text, tuple(tokens), prompt_tokens, self.finish)
+
+    def _count(self, num_tokens: int) -> None:
+        self.num_output_tokens += num_tokens
+        if num_tokens and self.first_token_ms is None:
+            self.first_token_ms = round((time.perf_counter() - self._started_s) * 1000, 3)
+
+    def _end(self, finish: RequestFinish) -> str:
+        """Fix the finish; returns the text that was held back."""
+        text = ""
+        if not self.is_stopped:
+            rest = self._text.finish()
+            text, self._stop_string = rest.text, rest.stop_string or ""
+        self.finish = GenerationFinish(
+            reason=FinishReason.STOP_STRING if self.is_stopped else finish.reason,
+            stop_string=self._stop_string,
+            stop_token_id=None if self.is_stopped else finish.stop_token_id,
+            prompt_tokens=finish.prompt_tokens or len(self._prompt_token_ids),
+            cached_tokens=finish.cached_tokens,
+            output_tokens=self.num_output_tokens,
+            timings=finish.timings,
+            adapter=self._adapter,
+            tier_hit=finish.tier_hit,
+        )
+        return text
+
+    def _piece(self, token_id: int, entry: TokenLogprobs | None) -> TokenPiece:
+        text_bytes = self._tokenizer.token_bytes(token_id)
+        if entry is None:
+            return TokenPiece(token_id, text_bytes)
+        top = tuple(zip(entry.top_ids, entry.top_logprobs, strict=True))
+        return TokenPiece(token_id, text_bytes, entry.logprob, top)

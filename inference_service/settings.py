@@ -1,0 +1,174 @@
+"""Settings of the inference service: environment variables INFERENCE_..., or flags of the same names.
+
+`--model-dir DIR` is INFERENCE_MODEL_DIR. Flags win over the environment. Read once, by `__main__`; frozen;
+`server.py` hands each room its own small dataclass, and nothing else reads the environment.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import DirectoryPath, Field, FilePath, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from inference_service.engine.config import EngineConfig
+from lorikeet_contract.names import check_segment
+from lorikeet_rpc.server import DEFAULT_MAX_MESSAGE_BYTES, TlsFiles
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class InvalidSettingsError(Exception):
+    """A flag or variable is missing or wrong; the message names each."""
+
+
+class Settings(BaseSettings):
+    """Serves a model and its LoRA adapters over gRPC. Each flag is also a variable INFERENCE_<FLAG>."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="INFERENCE_",
+        frozen=True,
+        extra="forbid",
+        cli_prog_name="lorikeet-inference",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        protected_namespaces=(),
+    )
+
+    model_dir: DirectoryPath = Field(description="Hugging Face directory of the base model.")
+    listen: str = Field("127.0.0.1:50051", description="host:port or unix:/path; port 0 picks one.")
+    insecure_listen: bool = Field(default=False, description="Allow plain text beyond loopback.")
+    tls_cert: FilePath | None = Field(None, description="PEM certificate chain of this server.")
+    tls_key: FilePath | None = Field(None, description="PEM key of tls_cert.")
+    tls_client_ca: FilePath | None = Field(None, description="Ask clients for a certificate of this CA.")
+    metrics_listen: str | None = Field(None, description="host:port of Prometheus metrics; off without.")
+    node_token: SecretStr | None = Field(None, description="Shared secret of the adapter manager.")
+    static_tenants: dict[str, SecretStr] = Field(
+        {},
+        description='Tenants known without a manager, as JSON: {"demo": "<token>"}. For benches and tests.',
+    )
+    data_dir: Path = Field(Path("var/inference"), description="Where the disk cache of adapters lies.")
+    max_message_bytes: Count = Field(
+        DEFAULT_MAX_MESSAGE_BYTES, description="Largest request message. Replies stay below 4 MiB."
+    )
+    drain_grace_s: Seconds = Field(30.0, description="How long running requests may take after SIGTERM.")
+    log_format: Literal["json", "console"] = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is a GPU.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Compute dtype; auto: the checkpoint's."
+    )
+    load_format: Literal["auto", "dummy"] = Field("auto", description="dummy: random weights, for benches.")
+    generation_config: Literal["auto", "none"] = Field(
+        "auto", description="auto: generation_config.json gives defaults for sampling; none: it does not."
+    )
+    block_tokens: Count = Field(16, description="Tokens of a key-value block.")
+    num_blocks: Count | None = Field(None, description="Key-value blocks; default: what memory allows.")
+    kv_cache_bytes: Count | None = Field(None, description="Size of the key-value cache, instead.")
+    max_step_tokens: Count = Field(2048, description="Token budget of a step.")
+    max_running_requests: Count = 64
+    max_waiting_requests: Count = 1024
+    max_context_tokens: Count | None = Field(None, description="Default: the model's own.")
+    max_top_logprobs: Annotated[int, Field(ge=0)] = 20
+    max_stop_strings: Annotated[int, Field(ge=0)] = 16
+    max_rank: Count = Field(128, description="Largest LoRA rank of a site.")
+    max_active_adapters: Count = Field(16, description="Adapters that one batch may mix.")
+    adapter_arena_bytes: Count = Field(1 << 30, description="Device memory for adapters.")
+    host_pool_bytes: Count = Field(4 << 30, description="Host memory for adapters.")
+    disk_cache_bytes: Count = Field(64 << 30, description="Disk cache for adapters, in data_dir.")
+    prefix_cache: bool = Field(default=True, description="Share key-value blocks of equal prefixes.")
+    batch_invariant: bool = Field(default=False, description="The same bits in any batch; slower.")
+    num_threads: Count | None = Field(None, description="CPU threads of the engine.")
+    num_load_threads: Count = Field(2, description="Threads that read and verify adapters.")
+    max_adapter_wait_s: Seconds = Field(120.0, description="Longest wait of a request for its adapter.")
+    slot_patience_s: Seconds = Field(0.5, description="Wait after which a busy slot is freed for others.")
+    start_timeout_s: Seconds = Field(600.0, description="Longest time to load the model.")
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> "Settings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: give both or none")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise ValueError("num_blocks and kv_cache_bytes both size the key-value cache: give one")
+        for tenant in self.static_tenants:
+            check_segment(tenant, "static_tenants: tenant")
+        return self
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The server's TLS files, if any."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def cache_dir(self) -> Path:
+        """The disk cache of adapter payloads."""
+        return self.data_dir.absolute() / "adapters"
+
+    def engine_config(self) -> EngineConfig:
+        """The engine process's own settings."""
+        return EngineConfig(
+            model_dir=str(self.model_dir.absolute()),
+            device=_device() if self.device == "auto" else self.device,
+            dtype=self.dtype,
+            load_format=self.load_format,
+            block_tokens=self.block_tokens,
+            num_blocks=self.num_blocks,
+            kv_cache_bytes=self.kv_cache_bytes,
+            max_step_tokens=self.max_step_tokens,
+            max_running_requests=self.max_running_requests,
+            max_waiting_requests=self.max_waiting_requests,
+            max_context_tokens=self.max_context_tokens,
+            max_top_logprobs=self.max_top_logprobs,
+            max_stop_strings=self.max_stop_strings,
+            max_rank=self.max_rank,
+            max_active_adapters=self.max_active_adapters,
+            arena_bytes=self.adapter_arena_bytes,
+            host_pool_bytes=self.host_pool_bytes,
+            disk_cache_dir=str(self.cache_dir),
+            disk_cache_bytes=self.disk_cache_bytes,
+            prefix_cache=self.prefix_cache,
+            batch_invariant=self.batch_invariant,
+            num_threads=self.num_threads,
+            num_load_threads=self.num_load_threads,
+            max_adapter_wait_s=self.max_adapter_wait_s,
+            slot_patience_s=self.slot_patience_s,
+            start_timeout_s=self.start_timeout_s,
+        )
+
+
+def read_settings(arguments: Sequence[str]) -> Settings:
+    """Read flags, then environment, then defaults.
+
+    Raises:
+        InvalidSettingsError: something is missing or wrong.
+        SystemExit: `--help`, or a flag that does not exist.
+    """
+    try:
+        return Settings(_cli_parse_args=list(arguments))  # pyright: ignore[reportCallIssue]
+    except ValidationError as error:
+        lines = [_explain(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors()]
+        raise InvalidSettingsError("\n".join(lines)) from error
+    except SettingsError as error:
+        raise InvalidSettingsError(str(error)) from error
+
+
+def _explain(field: str, message: str) -> str:
+    message = re.sub("^Value error, ", "", message)
+    if not field:
+        return message
+    name = field.split(".", maxsplit=1)[0]
+    return f"--{name.replace('_', '-')} (INFERENCE_{name.upper()}): {message}"
+
+
+def _device() -> str:
+    """Without importing torch, which belongs to the engine process."""
+    return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
