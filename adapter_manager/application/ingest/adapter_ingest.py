@@ -6,6 +6,7 @@ from adapter_manager.application.ingest.adapter_files import AdapterFiles
 from adapter_manager.application.ingest.limits import IngestLimits, IngestTarget
 from adapter_manager.application.ingest.module_patterns import ModulePatterns
 from adapter_manager.application.ingest.neutral_tensors import check_base_copies, check_suspects
+from adapter_manager.application.ingest.payload_sink import PayloadSink
 from adapter_manager.application.ingest.payload_writer import PayloadWriter
 from adapter_manager.application.ingest.tensor_files import read_entries
 from adapter_manager.application.ingest.weight_reader import WeightReader
@@ -122,9 +123,9 @@ def _write(
     payload_path: Path,
 ) -> tuple[tuple[PayloadLayer, ...], bool]:
     try:
-        with payload_path.open("wb", buffering=0) as file:
-            writer = PayloadWriter(reader, dtype, file, target.compute_dtype)
-            written = tuple(writer.write_layer(layer) for layer in layers)
+        with payload_path.open("wb", buffering=0) as file, PayloadSink(file) as sink:
+            writer = PayloadWriter(reader, dtype, sink, target.compute_dtype)
+            written = writer.write(layers)
     except OSError as error:
         payload_path.unlink(missing_ok=True)
         raise LimitExceededError(

@@ -1,11 +1,12 @@
-"""Writes the canonical payload of a plan, tensor after tensor, in bounded memory, and hashes it."""
+"""Writes the canonical payload of a plan, tensor after tensor, in bounded memory."""
 
-import hashlib
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 
+from adapter_manager.application.ingest.payload_sink import PayloadSink
 from adapter_manager.application.ingest.weight_reader import (
     PAYLOAD_TYPES,
     WINDOW_BYTES,
@@ -27,37 +28,38 @@ Box = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
 class PayloadWriter:
-    """Writes layers one after another to `file`."""
+    """Writes layers one after another."""
 
     def __init__(
-        self, reader: WeightReader, dtype: PayloadDtype, file: BinaryIO, compute_dtype: str = ""
+        self, reader: WeightReader, dtype: PayloadDtype, sink: PayloadSink, compute_dtype: str = ""
     ) -> None:
-        """Write to `file` from its current position, which is the payload's start.
+        """Write to `sink`, which nothing else uses.
 
         Args:
             reader: gives the weights.
             dtype: the payload's.
-            file: takes the payload.
+            sink: takes the payload.
             compute_dtype: what the node computes in; weights and scaled weights must lie in its range.
         """
         self._reader = reader
         self._dtype = dtype
-        self._file = file
+        self._sink = sink
         self._largest = _LARGEST.get(compute_dtype, _LARGEST["float32"])
         self._compute_dtype = compute_dtype or "float32"
-        self._offset = 0
-        self._sha256 = hashlib.sha256()
-        self._block = np.empty(0, np.uint8)
         self.is_all_zero = True
 
-    def write_layer(self, plan: LayerPlan) -> PayloadLayer:
-        """Write one layer's tensors and the zeros between them.
+    def write(self, plans: Iterable[LayerPlan]) -> tuple[PayloadLayer, ...]:
+        """Write all layers; returns when every byte is written.
 
         Raises:
             InvalidAdapterError: a weight is NaN, infinite or beyond the range that is computed in.
+            OSError: the file does not take the bytes.
         """
-        start = self._offset
-        self._sha256 = hashlib.sha256()
+        pending = [self._write_layer(plan) for plan in plans]
+        return tuple(replace(layer, sha256=digest.result()) for layer, digest in pending)
+
+    def _write_layer(self, plan: LayerPlan) -> tuple[PayloadLayer, "Future[str]"]:
+        start = self._sink.offset
         placed, end = place_layer(
             start, [(s.site, s.rank, s.num_a, s.scales) for s in plan.sites], self._dtype.itemsize
         )
@@ -67,24 +69,20 @@ class PayloadWriter:
             self._check_range(site_plan.a_copies)
             if self._check_range(site_plan.b_copies) > 0:
                 self.is_all_zero = False
-        self._pad(end)
-        return PayloadLayer(plan.layer, start, end - start, self._sha256.hexdigest(), placed)
+        self._sink.pad(end)
+        return PayloadLayer(plan.layer, start, end - start, "", placed), self._sink.end_layer()
 
     def _write_tensor(self, place: TensorRange, copies: tuple[FactorCopy, ...]) -> None:
-        self._pad(place.offset)
+        self._sink.pad(place.offset)
         groups, rows, columns = place.shape if len(place.shape) == 3 else (1, *place.shape)
         element = PAYLOAD_TYPES[self._dtype]
         for (g0, g1), (r0, r1) in _blocks(groups, rows, columns * element.itemsize):
             shape = (g1 - g0, r1 - r0, columns)
-            num_bytes = shape[0] * shape[1] * columns * element.itemsize
-            if len(self._block) < num_bytes:
-                self._block = np.empty(num_bytes, np.uint8)
-            flat = self._block[:num_bytes]
-            flat.fill(0)
-            block = flat.view(element).reshape(shape)
+            buffer = self._sink.borrow(shape[0] * shape[1] * columns * element.itemsize)
+            block = buffer.view(element).reshape(shape)
             for copy in copies:
                 self._copy(copy, block, g0, r0)
-            self._append(flat)
+            self._sink.append(buffer)
 
     def _copy(self, copy: FactorCopy, block: AnyArray, first_group: int, first_row: int) -> None:
         """Fill the part of `block` that `copy` covers; `block` begins at (first_group, first_row)."""
@@ -126,19 +124,6 @@ class PayloadWriter:
                 )
             largest = max(largest, magnitude)
         return largest
-
-    def _pad(self, end: int) -> None:
-        if end > self._offset:
-            self._append(np.zeros(end - self._offset, np.uint8))
-
-    def _append(self, data: AnyArray) -> None:
-        view = data.data
-        self._sha256.update(view)
-        done = 0
-        while done < len(view):
-            # An unbuffered file may take less than it was given.
-            done += self._file.write(view[done:])
-        self._offset += len(view)
 
 
 def _blocks(groups: int, rows: int, row_bytes: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
