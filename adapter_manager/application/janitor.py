@@ -54,10 +54,9 @@ class Janitor:
 
     async def sweep(self, *, is_first: bool) -> None:
         """Do all that is due. At the start of the process nothing of its own can be in progress."""
-        view = self._mirror.view
-        for adapter in view.adapters.values():
+        for adapter in self._mirror.view.adapters.values():
             await self._look_at(adapter, is_first=is_first)
-        for digest in _unheld(view):
+        for digest in _unheld(self._mirror.view):
             await self._tolerant(self._deletion.purge(digest))
         expired = await on_thread(self._staging.expire, _STAGED_S)
         if expired:
