@@ -1,4 +1,4 @@
-"""Where payload bytes go: hashed per layer and written on a thread of its own, while the next are assembled."""
+"""Where payload bytes go: hashed by layer and written on a thread, while the next are assembled."""
 
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,10 +17,10 @@ _NUM_BUFFERS = 2
 
 
 class PayloadSink:
-    """Takes buffers in order; use as a context manager, which waits for the thread. Errors come with `close`.
+    """Takes buffers in order; use as a context manager, which waits for the thread.
 
-    Buffers are lent by `borrow`, filled by the caller, and taken back by `append`: memory stays bounded by the
-    few that there are.
+    Buffers are lent by `borrow`, filled by the caller, and taken back by `append`: memory stays bounded by
+    the few that there are. What goes wrong while writing is raised by `borrow` or `flush`.
     """
 
     def __init__(self, file: RawIOBase) -> None:
@@ -60,6 +60,12 @@ class PayloadSink:
         """Append zeros up to offset `end`."""
         if end > self.offset:
             self.append(self.borrow(end - self.offset))
+
+    def flush(self) -> None:
+        """Wait until all is written."""
+        for written in self._written:
+            if written is not None:
+                written.result()
 
     def end_layer(self) -> "Future[str]":
         """The sha256 of everything since the last layer's end, once it is written."""

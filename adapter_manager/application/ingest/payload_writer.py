@@ -56,6 +56,7 @@ class PayloadWriter:
             OSError: the file does not take the bytes.
         """
         pending = [self._write_layer(plan) for plan in plans]
+        self._sink.flush()
         return tuple(replace(layer, sha256=digest.result()) for layer, digest in pending)
 
     def _write_layer(self, plan: LayerPlan) -> tuple[PayloadLayer, "Future[str]"]:
