@@ -1,4 +1,4 @@
-"""From a payload's site to what the kernels read: the compute dtype, scaling multiplied into B, rounded once."""
+"""From a payload's site to what kernels read: the compute dtype, scaling multiplied into B, rounded once."""
 
 import math
 
@@ -51,8 +51,8 @@ def convert_site(
             if not torch.isfinite(values).all():
                 raise PayloadError(f"site {site.name}: {name} holds NaN or infinity")
             raise PayloadError(
-                f"site {site.name}: {name} times its scaling overflows {str(dtype).removeprefix('torch.')}, in "
-                "which this node computes; serve the adapter with --dtype bfloat16 or float32",
+                f"site {site.name}: {name} times its scaling overflows {str(dtype).removeprefix('torch.')}, "
+                "in which this node computes; serve the adapter with --dtype bfloat16 or float32",
                 metadata={"site": site.name, "dtype": str(dtype).removeprefix("torch.")},
             )
 

@@ -96,12 +96,14 @@ class AdapterPlacer:
         shapes = site_shapes(known, site.rank, site.num_a)
         if (site.a.shape, site.b.shape) != shapes or site.num_a not in (1, len(known.slices)):
             raise PayloadError(
-                f"site {where} of rank {site.rank} has A {site.a.shape} and B {site.b.shape}, the model needs "
-                f"{shapes[0]} and {shapes[1]}"
+                f"site {where} of rank {site.rank} has A {site.a.shape} and B {site.b.shape}, the model "
+                f"needs {shapes[0]} and {shapes[1]}"
             )
         allowed = {1, len(known.slices), max(1, known.num_experts) * len(known.slices)}
         if len(site.scales) not in allowed:
-            raise PayloadError(f"site {where} has {len(site.scales)} scales, expected one of {sorted(allowed)}")
+            raise PayloadError(
+                f"site {where} has {len(site.scales)} scales, expected one of {sorted(allowed)}"
+            )
         for tensor in (site.a, site.b):
             end = tensor.offset + math.prod(tensor.shape) * itemsize
             if tensor.offset < layer.offset or end > layer.offset + layer.num_bytes:

@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 
 
 class ArenaAllocator:
-    """Hands out ranges of [0, total_bytes). Sizes are multiples of the alignment by the layout's construction."""
+    """Hands out ranges of [0, total_bytes). The layout makes all sizes multiples of the alignment."""
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
@@ -12,7 +12,7 @@ class ArenaAllocator:
         self._free: list[tuple[int, int]] = [(0, total_bytes)] if total_bytes else []  # (begin, end), sorted
 
     def allocate(self, num_bytes: int) -> int | None:
-        """The start of a free range of `num_bytes`, from the smallest gap that holds it; None: no gap does."""
+        """The start of a range of `num_bytes` in the smallest gap that holds it; None: no gap does."""
         if num_bytes == 0:
             return 0
         fitting = [(end - begin, begin, end) for begin, end in self._free if end - begin >= num_bytes]

@@ -62,9 +62,7 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
     )
     placer = AdapterPlacer(model.schema, model.base_digest, dtype.itemsize, config.max_rank)
     readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="adapter-read")
-    host_pool = PinnedHostPool(
-        placer, dtype, plan.host_pool_bytes, readers, pin_memory=device.type == "cuda"
-    )
+    host_pool = PinnedHostPool(placer, dtype, plan.host_pool_bytes, readers, pin_memory=device.type == "cuda")
     arena = TensorArena(
         host_pool,
         placer.indices,
@@ -90,9 +88,10 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
 
 
 def _device(name: str) -> torch.device:
-    device = torch.device(name)
-    if device.type not in ("cpu", "cuda"):
-        raise ModelConfigError(f"device {name!r} is not supported; use cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelConfigError(f"device {name!r} was asked for, but torch finds no GPU on this machine")
-    return device
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or not (index == "" or index.isdecimal()):
+        raise ModelConfigError(f"device {name!r} is not supported; use cpu, cuda or cuda:<index>")
+    found = torch.cuda.device_count()
+    if kind == "cuda" and found <= int(index or 0):
+        raise ModelConfigError(f"device {name!r} was asked for, but torch finds {found} GPUs on this machine")
+    return torch.device(name)

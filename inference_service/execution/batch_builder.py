@@ -67,7 +67,7 @@ class BatchBuilder:
         counts = np.diff(starts)
         rows = np.array([r.state.row for r in requests])
         computed = np.array([r.position for r in requests])
-        # A row's place in the batch; padding rows repeat the last one, so they touch no expert that it does not.
+        # A row's place in the batch; padding rows repeat the last one, and so touch no further expert.
         place = np.minimum(np.arange(self._padded(int(starts[-1]))), starts[-1] - 1)
         request_of = np.repeat(np.arange(len(requests)), counts)[place]
         positions = place + (computed - starts[:-1])[request_of]

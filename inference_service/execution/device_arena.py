@@ -45,6 +45,8 @@ class TensorArena:
         device: torch.device,
     ) -> None:
         self.num_slots = num_slots
+        self.total_bytes = total_bytes
+        self.used_bytes = 0  # of all slots, copying ones included
         self._host_pool = host_pool
         self._site_indices = site_indices
         self._allocator = ArenaAllocator(total_bytes)
@@ -64,16 +66,6 @@ class TensorArena:
             num_a=table(torch.int32),
         )
 
-    @property
-    def total_bytes(self) -> int:
-        """The arena's size."""
-        return self._allocator.total_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of all slots, copying ones included."""
-        return self._allocator.used_bytes
-
     def begin_copy(self, digest: str, slot: int) -> bool:
         """See ports.DeviceArena. False: no gap is large enough, be it for fragmentation.
 
@@ -89,6 +81,7 @@ class TensorArena:
         begin = self._allocator.allocate(num_bytes)
         if begin is None:
             return False
+        self.used_bytes = self._allocator.used_bytes
         destination = self._bytes[begin : begin + num_bytes]
         copy = (
             CpuCopy(adapter, destination)
@@ -116,6 +109,7 @@ class TensorArena:
         self.tables.rank[slot] = 0
         # Bytes still being copied may be handed out at once: later copies follow on the same stream.
         self._allocator.release(held.begin, held.adapter.layout.num_bytes)
+        self.used_bytes = self._allocator.used_bytes
 
     def _enter(self, index: int, slot: _Slot) -> None:
         """Point the tables' row at the adapter."""

@@ -107,7 +107,8 @@ class PinnedHostPool:
         data = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=self._pin_memory)
         # All layers end before an error leaves: none may still write into bytes that are given up.
         futures = [
-            self._executor.submit(self._read_layer, layer, payload_dtype, path, data) for layer in layout.layers
+            self._executor.submit(self._read_layer, layer, payload_dtype, path, data)
+            for layer in layout.layers
         ]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:

@@ -90,8 +90,8 @@ def _max_context(config: BackendConfig, max_position: int, num_blocks: int) -> i
         return min(max_position, capacity)
     if config.max_context_tokens > max_position:
         raise MemoryBudgetError(
-            f"max_context_tokens {config.max_context_tokens} is more than the model's max_position_embeddings "
-            f"{max_position}"
+            f"max_context_tokens {config.max_context_tokens} is more than the model's "
+            f"max_position_embeddings {max_position}"
         )
     if config.max_context_tokens > capacity:
         raise MemoryBudgetError(

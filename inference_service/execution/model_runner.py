@@ -75,9 +75,7 @@ class BatchModelRunner:
         for begin in range(0, len(wanted), _LOGITS_ROWS):
             part = wanted[begin : begin + _LOGITS_ROWS]
             logits = self._logits([row for _, row, _ in part], requests, batch, hidden)
-            targets = [
-                self._table.tokens[requests[index].state.row, position] for index, _, position in part
-            ]
+            targets = [self._table.tokens[requests[index].state.row, position] for index, _, position in part]
             counts = [requests[index].state.sampling.prompt_logprobs or 0 for index, _, _ in part]
             token_ids = self._builder.tensor(np.array(targets))
             for (index, _, _), value in zip(part, logprobs_of(logits, token_ids, counts), strict=True):

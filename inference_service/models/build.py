@@ -26,8 +26,8 @@ from inference_service.models.spec import (
     SiteSpec,
 )
 from lorikeet_contract.schema import RowOrder
-from lorikeet_kernels.row_order import slice_columns
 from lorikeet_kernels.routing import route_softmax
+from lorikeet_kernels.row_order import slice_columns
 
 
 class ModelBuilder:

@@ -96,21 +96,23 @@ class Checkpoint:
             )
 
     def stored(self, name: str) -> tuple[str, str]:
-        """The safetensors dtype name and the sha256 of a tensor's bytes; empty strings where it is missing."""
+        """The safetensors dtype name and the sha256 of a tensor's bytes; both "" where it is missing."""
         file = self._file_of.get(name)
         if file is None:
             return "", ""
         return file.tensors[name].dtype_name, hashlib.sha256(file.raw(name)).hexdigest()
 
     def base_digest(self, config: ConfigReader) -> str:
-        """Identity of the base model, cheap at any size: sha256 over, in this order,
+        """Identity of the base model, cheap at any size.
+
+        A sha256 over, in this order,
 
         1. config.json as canonical JSON (sorted keys, no white space) without the fields that tools rewrite,
         2. each shard's safetensors header, shards by file name, and after each header
         3. the first 4096 bytes of each of its tensors, by tensor name.
 
-        Every part is preceded by its length (8 bytes, little-endian). Training moves every tensor, so its first
-        page tells two checkpoints apart without reading all of them.
+        Every part is preceded by its length (8 bytes, little-endian). Training moves every tensor, so its
+        first page tells two checkpoints apart without reading all of them.
         """
         digest = hashlib.sha256()
 

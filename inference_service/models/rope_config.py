@@ -1,4 +1,4 @@
-"""RopeParameters out of a config, in either style people have: `rope_theta` + `rope_scaling`, `rope_parameters`."""
+"""RopeParameters out of a config of either style: `rope_theta` + `rope_scaling`, or `rope_parameters`."""
 
 from inference_service.layers.rope import ROPE_KINDS, RopeParameters
 from inference_service.models.config import ConfigReader
@@ -17,7 +17,8 @@ def read_rope(config: ConfigReader, rotary_dim: int) -> RopeParameters:
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in ROPE_KINDS:
         raise ModelConfigError(
-            f"{scaling.where}: rope type {kind!r} is not supported; supported are {', '.join(sorted(ROPE_KINDS))}"
+            f"{scaling.where}: rope type {kind!r} is not supported; supported are "
+            f"{', '.join(sorted(ROPE_KINDS))}"
         )
     original = scaling.optional_integer("original_max_position_embeddings")
     if kind == "llama3" and original is None:

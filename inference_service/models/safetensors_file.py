@@ -106,7 +106,7 @@ class SafetensorsFile:
         wanted = math.prod(shape) * _DTYPES[dtype_name].itemsize
         if begin < start or end - begin != wanted or end > len(self._bytes) or min(shape, default=0) < 0:
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} of shape {shape} and dtype {dtype_name} needs {wanted} bytes, but "
-                f"the header gives it bytes {begin} to {end} of a file of {len(self._bytes)}"
+                f"{self.path}: tensor {name!r} of shape {shape} and dtype {dtype_name} needs {wanted} bytes, "
+                f"but the header gives it bytes {begin} to {end} of a file of {len(self._bytes)}"
             )
         return StoredTensor(name, dtype_name, shape, begin, end)

@@ -14,8 +14,8 @@ from lorikeet_contract.schema import RowOrder
 class Module:
     """A checkpoint module whose rows are a slice of a projection.
 
-    `path` names its weight ("<path>.weight", and "<path>.bias") and its LoRA; `aliases` are further paths that a
-    LoRA file may use. For experts, "{expert}" stands for the expert's index.
+    `path` names its weight ("<path>.weight", and "<path>.bias") and its LoRA; `aliases` are further paths
+    that a LoRA file may use. For experts, "{expert}" stands for the expert's index.
     """
 
     name: str

@@ -3,9 +3,9 @@
     y[t, k] = W[expert] x + bias[expert], times topk_weights[t, k] where given;   expert = topk_ids[t, k]
 
 Shapes: x [T, in] (gate_up: a token's experts share its row) or [T, K, in] (down); weight [E, out, in]; bias
-[E, out]; topk_weights [T, K] float32; out [T, K, out], contiguous. Accumulates in float32, rounds once to out's
-dtype. A pair's result depends on neither the pairs beside it nor their number: an adapter that reroutes its own
-tokens leaves everybody else's bits alone.
+[E, out]; topk_weights [T, K] float32; out [T, K, out], contiguous. Accumulates in float32, rounds once to
+out's dtype. A pair's result depends on neither the pairs beside it nor their number: an adapter that reroutes
+its own tokens leaves everybody else's bits alone.
 """
 
 import torch
@@ -36,8 +36,8 @@ def expert_linear_reference(
         if begin == end:
             continue
         # One GEMM an expert, its rows filled up to a multiple of ROW_TILE: their number changes with the
-        # neighbours' routing, their bits must not. Row-by-row products over gathered weights would do as well,
-        # but copy [pairs, out, in].
+        # neighbours' routing, their bits must not. Row-by-row products over gathered weights would do as
+        # well, but copy [pairs, out, in].
         part = float32_rows(rows[begin:end].float(), weight[expert].float())
         parts.append(part if bias is None else part + bias[expert])
     result = torch.cat(parts)
@@ -59,8 +59,8 @@ def expert_linear(
     """Write every pair's product into `out` and return it."""
     if weight.shape != (groups.num_experts, out.shape[-1], x.shape[-1]):
         raise ValueError(
-            f"expert_linear: weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}, out {tuple(out.shape)} "
-            f"and {groups.num_experts} experts"
+            f"expert_linear: weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}, "
+            f"out {tuple(out.shape)} and {groups.num_experts} experts"
         )
     if out.shape[1] != groups.top_k or not out.is_contiguous():
         raise ValueError(f"expert_linear: out {tuple(out.shape)} must be contiguous [T, {groups.top_k}, out]")

@@ -2,8 +2,8 @@
 
     head = head / sqrt(mean(head^2) + eps) * weight of that head
 
-Shapes: heads [T, N, D], a view into the fused projection is fine; weight [N, D], a row for each head: query heads
-all have the same one, key heads another. Computes in float32, rounds once to heads' dtype.
+Shapes: heads [T, N, D], a view into the fused projection is fine; weight [N, D], a row for each head: query
+heads all have the same one, key heads another. Computes in float32, rounds once to heads' dtype.
 """
 
 import torch

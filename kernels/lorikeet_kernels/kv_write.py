@@ -2,9 +2,9 @@
 
     key_cache[slot // block_tokens, slot % block_tokens] = k[t]   for slot = slot_mapping[t]; values alike
 
-Shapes: k [T, Hkv, Dk], v [T, Hkv, Dv], views are fine; key_cache [blocks, block_tokens, Hkv, Dk] and value_cache
-[blocks, block_tokens, Hkv, Dv] of k's dtype; slot_mapping [T] int64. No arithmetic, no rounding. Every slot is
-valid: rows that only pad the batch point into a spare block which no block table names.
+Shapes: k [T, Hkv, Dk], v [T, Hkv, Dv], views are fine; key_cache [blocks, block_tokens, Hkv, Dk] and
+value_cache [blocks, block_tokens, Hkv, Dv] of k's dtype; slot_mapping [T] int64. No arithmetic, no rounding.
+Every slot is valid: rows that only pad the batch point into a spare block which no block table names.
 """
 
 import torch

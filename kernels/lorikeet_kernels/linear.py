@@ -2,16 +2,17 @@
 
     y = x W^T + bias
 
-Shapes: x [T, in], weight [out, in], bias [out], result [T, out]. Accumulates in float32, rounds once to x's dtype.
-On a GPU this is cuBLAS through torch. On a CPU a row's result does not depend on how many rows share the call.
+Shapes: x [T, in], weight [out, in], bias [out], result [T, out]. Accumulates in float32, rounds once to x's
+dtype. On a GPU this is cuBLAS through torch. On a CPU a row's result does not depend on how many rows share
+the call.
 """
 
 import torch
 from torch.nn import functional as F
 
-# MKL's float32 kernels add up a row in another order when fewer than four rows are left over: of 1..64 rows, only
-# counts that are no multiple of 4 differed in a bit from the 64-row result (1 and 2 threads, 7 shapes from 64x48
-# to 2048x256, AMD EPYC, torch 2.13). Filling up to 4 costs 8 us at one row of 512x128.
+# MKL's float32 kernels add up a row in another order when fewer than four rows are left over: of 1..64 rows,
+# only counts that are no multiple of 4 differed in a bit from the 64-row result (1 and 2 threads, 7 shapes
+# from 64x48 to 2048x256, AMD EPYC, torch 2.13). Filling up to 4 costs 8 us at one row of 512x128.
 ROW_TILE = 4
 
 

@@ -2,8 +2,8 @@
 
     logprob[b] = log_softmax(logits[b])[token_ids[b]],   and the num_top largest entries of the same
 
-Shapes: logits [B, V] any float dtype, token_ids [B] int64; results [B] float32, [B, num_top] int64, [B, num_top]
-float32, most likely first. They are the model's own: temperature and cuts do not enter.
+Shapes: logits [B, V] any float dtype, token_ids [B] int64; results [B] float32, [B, num_top] int64, [B,
+num_top] float32, most likely first. They are the model's own: temperature and cuts do not enter.
 """
 
 import torch

@@ -1,15 +1,15 @@
 """Attention over the paged cache, for batches that mix prefill chunks and decodes.
 
-    p = softmax over visible j of (scale q . k_j), and of the head's sink where there is one (it takes its share
-        of the probability and adds no value)
+    p = softmax over visible j of (scale q . k_j), and of the head's sink where there is one (it takes its
+        share of the probability and adds no value)
     y = sum_j p_j v_j
 
 A query at position i sees keys j <= i, and only those with j > i - window where a window is given.
 
-Shapes: q [T, Hq, Dk], a view is fine; key_cache [blocks, block_tokens, Hkv, Dk], value_cache [.., Hkv, Dv], Hq a
-multiple of Hkv; sinks [Hq]; out [T, Hq, Dv], contiguous. Scores, softmax and sum are float32; the result rounds
-once. Rows beyond the last request's, which pad the batch, get a copy of its last row. Each request is computed by
-itself, so its rows do not depend on its neighbours.
+Shapes: q [T, Hq, Dk], a view is fine; key_cache [blocks, block_tokens, Hkv, Dk], value_cache [.., Hkv, Dv],
+Hq a multiple of Hkv; sinks [Hq]; out [T, Hq, Dv], contiguous. Scores, softmax and sum are float32; the result
+rounds once. Rows beyond the last request's, which pad the batch, get a copy of its last row. Each request is
+computed by itself, so its rows do not depend on its neighbours.
 """
 
 import torch
@@ -56,7 +56,8 @@ def _attend(
     """One request: queries [N, Hq, Dk] are the last N positions of keys [S, Hkv, Dk]; returns [N, Hq, Dv]."""
     n, num_heads, _ = q.shape
     s, num_kv_heads, _ = k.shape
-    # Query head h reads key head h // (Hq / Hkv): rows of one bmm are its key head's queries, [Hkv, group * N, Dk].
+    # Query head h reads key head h // (Hq / Hkv): rows of one bmm are its key head's queries, [Hkv, group *
+    # N, Dk].
     q = (q * scale).transpose(0, 1).reshape(num_kv_heads, -1, q.shape[-1])
     scores = torch.bmm(q, k.permute(1, 2, 0)).view(num_heads, n, s)
     if n > 1 or window is not None:

@@ -3,8 +3,9 @@
     h = x + residual                      (where a residual is given; written back into it)
     y = h / sqrt(mean(h^2) + eps) * weight
 
-Shapes: x, residual, out [..., H]; weight [H]. Dtypes: float32, bfloat16, float16, all alike. The sum is rounded to
-the tensors' dtype before it is squared (it is what the next layer adds to); the rest is float32 and rounds once.
+Shapes: x, residual, out [..., H]; weight [H]. Dtypes: float32, bfloat16, float16, all alike. The sum is
+rounded to the tensors' dtype before it is squared (it is what the next layer adds to); the rest is float32
+and rounds once.
 """
 
 import torch

@@ -2,12 +2,12 @@
 
     (a, b) -> (a cos - b sin, b cos + a sin)   for each pair (a, b) of a head, angle = position * frequency
 
-Pairs are (i, i + D/2) of the rotated part, or neighbours (2i, 2i + 1) with `interleaved`. A table narrower than
-the head rotates its first 2 * half elements only.
+Pairs are (i, i + D/2) of the rotated part, or neighbours (2i, 2i + 1) with `interleaved`. A table narrower
+than the head rotates its first 2 * half elements only.
 
 Shapes: heads [T, N, D], query and key heads together, a view into the fused projection is fine; positions [T]
-int64; table [P, 2, half] float32, cosines then sines, any attention factor multiplied in. Computes in float32,
-rounds once.
+int64; table [P, 2, half] float32, cosines then sines, any attention factor multiplied in. Computes in
+float32, rounds once.
 """
 
 import torch

@@ -1,12 +1,12 @@
 """Choose one token a row.
 
     greedy (temperature 0):  argmax of the logits, the lower id of equals
-    else:                    argmax_v p_v / e_v,   p = softmax(logits / temperature) cut to top_k, then to top_p,
+    else:                    argmax_v p_v / e_v,   p = softmax(logits / temperature) cut to top_k, then top_p,
                              e_v exponential noise, a hash of (seed, position, v)
 
-which draws v with probability p_v. top_p keeps the smallest set, most likely first, whose probability reaches it.
-The noise counts instead of streaming, so a token depends on its request's seed and position and its logits only:
-not on the batch, not on steps before, not on whether the request was preempted between.
+which draws v with probability p_v. top_p keeps the smallest set, most likely first, whose probability reaches
+it. The noise counts instead of streaming, so a token depends on its request's seed and position and its
+logits only: not on the batch, not on steps before, not on whether the request was preempted between.
 
 Shapes: logits [B, V] any float dtype; parameters [B]; result [B] int64. All arithmetic is float32.
 """
@@ -20,7 +20,7 @@ _MASK32 = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The rows' parameters, on the logits' device; the flags let whole-batch work be skipped without a sync."""
+    """The rows' parameters, on the logits' device; the flags let work be skipped without a sync."""
 
     temperature: torch.Tensor  # [B] float32, 0 is greedy
     top_k: torch.Tensor  # [B] int64, 0 keeps all

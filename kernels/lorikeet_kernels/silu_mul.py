@@ -2,8 +2,8 @@
 
     y = silu(gate) * up,   silu(g) = g / (1 + exp(-g))
 
-Shapes: gate_up [..., 2I], out [..., I]. Rows hold [gate | up], or g0, u0, g1, u1, ... with `interleaved`. Computes
-in float32, rounds once.
+Shapes: gate_up [..., 2I], out [..., I]. Rows hold [gate | up], or g0, u0, g1, u1, ... with `interleaved`.
+Computes in float32, rounds once.
 """
 
 import torch

@@ -40,8 +40,10 @@ class SiteWeights:
     def delta(self) -> np.ndarray:
         """What is added to the base weight [out, in] (or [E, out, in]; for the embedding [V, H])."""
         slices = len(self.site.slices)
-        scales = np.broadcast_to(np.array(self.scales).reshape(-1, slices if len(self.scales) > 1 else 1),
-                                 (max(1, self.site.num_experts), slices))
+        scales = np.broadcast_to(
+            np.array(self.scales).reshape(-1, slices if len(self.scales) > 1 else 1),
+            (max(1, self.site.num_experts), slices),
+        )
         if self.site.kind is SiteKind.EMBEDDING:
             return scales[0, 0] * self.a @ self.b.T
         a = self.a.reshape(max(1, self.site.num_experts), self.num_a, -1, self.site.in_features)
@@ -90,11 +92,20 @@ def write_payload(
         if not chosen:
             continue
         begin = len(data)
-        placed, end = place_layer(begin, [(s.site, s.rank, s.num_a, s.scales) for s in chosen], dtype.itemsize)
+        placed, end = place_layer(
+            begin, [(s.site, s.rank, s.num_a, s.scales) for s in chosen], dtype.itemsize
+        )
         data.extend(bytes(end - begin))
         for weights, where in zip(chosen, placed, strict=True):
             for values, tensor in ((weights.a, where.a), (weights.b, where.b)):
-                raw = torch.from_numpy(values).to(_TORCH[dtype]).contiguous().view(torch.uint8).numpy().tobytes()
+                raw = (
+                    torch.from_numpy(values)
+                    .to(_TORCH[dtype])
+                    .contiguous()
+                    .view(torch.uint8)
+                    .numpy()
+                    .tobytes()
+                )
                 data[tensor.offset : tensor.offset + len(raw)] = raw
         digest = hashlib.sha256(data[begin:end]).hexdigest()
         layers.append(PayloadLayer(number, begin, end - begin, digest, placed))

@@ -17,7 +17,7 @@ GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class DrivenRequest:
-    """What to run; `num_cached` tokens are taken as computed in `block_ids`, which are allocated where empty."""
+    """What to run; `num_cached` tokens count as computed in `block_ids`, which are allocated where empty."""
 
     token_ids: Sequence[int]
     slot: int = -1

@@ -1,4 +1,4 @@
-"""Tiny Qwen3-MoE directories with random weights, any part of which a test may change before it is written."""
+"""Tiny Qwen3-MoE directories with random weights, which a test may change before they are written."""
 
 import json
 from pathlib import Path
@@ -74,7 +74,9 @@ def make_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]
                 weights[f"{p}.self_attn.{name}_proj.bias"] = vector(width)
         for name in ("q", "k"):
             weights[f"{p}.self_attn.{name}_norm.weight"] = vector(head_dim)
-        is_sparse = (layer + 1) % config["decoder_sparse_step"] == 0 and layer not in config["mlp_only_layers"]
+        is_sparse = (layer + 1) % config["decoder_sparse_step"] == 0 and layer not in config[
+            "mlp_only_layers"
+        ]
         if not is_sparse:
             weights |= mlp(f"{p}.mlp", config["intermediate_size"])
             continue

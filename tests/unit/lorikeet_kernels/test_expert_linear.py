@@ -16,11 +16,13 @@ DTYPES = list(TOLERANCE)
 
 
 def make_groups(topk_ids: torch.Tensor, num_experts: int) -> MoeGroups:
+    """Groups of a batch without adapters."""
     slots = torch.full((topk_ids.shape[0],), -1, dtype=torch.int32)
     return make_moe_groups(topk_ids, make_lora_segments(slots, 1), num_experts)
 
 
 def route(tokens: int, top_k: int, num_experts: int, popularity: str) -> torch.Tensor:
+    """Distinct experts for each token, or the same for all."""
     if popularity == "identical":
         return torch.arange(top_k, dtype=torch.int32).expand(tokens, -1).contiguous()
     return torch.stack([torch.randperm(num_experts)[:top_k] for _ in range(tokens)]).to(torch.int32)
@@ -51,7 +53,9 @@ def test_expert_linear(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("out_features", "in_features"), [(96, 64), (64, 48), (528, 64), (300, 257)])
-def test_rows_are_independent_of_their_number(out_features: int, in_features: int, dtype: torch.dtype) -> None:
+def test_rows_are_independent_of_their_number(
+    out_features: int, in_features: int, dtype: torch.dtype
+) -> None:
     """Any prefix of the rows gives the same bits, dense and grouped."""
     x, weight = torch.randn(65, in_features).to(dtype), torch.randn(2, out_features, in_features).to(dtype)
     whole = linear(x, weight[0])
@@ -86,7 +90,10 @@ def test_silu_mul(interleaved: bool, dtype: torch.dtype) -> None:
     fused = torch.stack((gate, up), dim=-1).flatten(-2) if interleaved else torch.cat((gate, up), dim=-1)
     expected = gate.double() / (1 + torch.exp(-gate.double())) * up
     assert torch.allclose(
-        silu_mul(fused, interleaved=interleaved).double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        silu_mul(fused, interleaved=interleaved).double(),
+        expected,
+        atol=TOLERANCE[dtype],
+        rtol=TOLERANCE[dtype],
     )
 
 

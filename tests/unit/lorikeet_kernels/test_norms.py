@@ -13,6 +13,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 
 
 def naive(row: list[float], weight: list[float], eps: float) -> list[float]:
+    """One row in float64."""
     scale = 1 / math.sqrt(sum(v * v for v in row) / len(row) + eps)
     return [v * scale * w for v, w in zip(row, weight, strict=True)]
 
@@ -31,7 +32,11 @@ def test_rms_norm(rows: int, size: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_residual_is_added_in_place(dtype: torch.dtype) -> None:
     """The residual holds the rounded sum, and that sum is what is normed."""
-    x, residual, weight = torch.randn(5, 13).to(dtype), torch.randn(5, 13).to(dtype), torch.ones(13, dtype=dtype)
+    x, residual, weight = (
+        torch.randn(5, 13).to(dtype),
+        torch.randn(5, 13).to(dtype),
+        torch.ones(13, dtype=dtype),
+    )
     total = x + residual
     y = rms_norm(x, weight, 1e-6, residual)
     assert torch.equal(residual, total)

@@ -108,7 +108,12 @@ def test_neighbours_change_no_bit() -> None:
     out = torch.empty_like(q)
     paged_attention(q, keys, values, metadata, 0.25, out)
     alone = AttentionMetadata(
-        metadata.query_starts, metadata.sequence_lens, metadata.block_tables[1:2], metadata.slot_mapping, (0, 1), (10,)
+        metadata.query_starts,
+        metadata.sequence_lens,
+        metadata.block_tables[1:2],
+        metadata.slot_mapping,
+        (0, 1),
+        (10,),
     )
     single = torch.empty_like(q[5:6])
     paged_attention(q[5:6], keys, values, alone, 0.25, single)

@@ -9,6 +9,7 @@ from lorikeet_kernels.rotary import rotary
 
 
 def table(num_positions: int, half: int) -> torch.Tensor:
+    """Random frequencies."""
     angles = torch.outer(torch.arange(num_positions).float(), torch.rand(half))
     return torch.stack((angles.cos(), angles.sin()), dim=1)
 

@@ -19,6 +19,7 @@ def make_batch(
     seeds: list[int] | None = None,
     positions: list[int] | None = None,
 ) -> SamplingBatch:
+    """Rows with equal settings; each at its own position unless told otherwise."""
     return SamplingBatch(
         temperature=torch.full((rows,), temperature),
         top_k=torch.full((rows,), top_k),

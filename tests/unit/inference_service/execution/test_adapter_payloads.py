@@ -30,11 +30,14 @@ def merged(weights: dict[str, np.ndarray], sites: list[SiteWeights]) -> dict[str
             begin = rows.stop
             for expert, part in enumerate(delta):
                 name = f"{piece.modules[0].format(expert=expert)}.weight"
-                result[name] += (part if site.site.kind is SiteKind.EMBEDDING else part[rows]).astype(np.float32)
+                result[name] += (part if site.site.kind is SiteKind.EMBEDDING else part[rows]).astype(
+                    np.float32
+                )
     return result
 
 
 def logprobs(backend: DeviceBackend, slot: int) -> np.ndarray:
+    """Log-probabilities of the vocabulary after each prompt token but the last."""
     sampling = type(GREEDY)(max_tokens=1, temperature=0.0, prompt_logprobs=CONFIG["vocab_size"])
     result = drive(backend, [DrivenRequest(TOKENS, slot, sampling)], num_tokens=1)[0]
     rows = np.empty((len(result.prompt_logprobs), CONFIG["vocab_size"]))
@@ -43,7 +46,10 @@ def logprobs(backend: DeviceBackend, slot: int) -> np.ndarray:
     return rows
 
 
-def load(backend: DeviceBackend, path: Path, sites: list[SiteWeights], dtype: PayloadDtype, slot: int) -> None:
+def load(
+    backend: DeviceBackend, path: Path, sites: list[SiteWeights], dtype: PayloadDtype, slot: int
+) -> None:
+    """Write, read, copy: the adapter is active afterwards."""
     schema = LoraSchema.from_json(backend.info.lora_schema)
     manifest = write_payload(path, schema, backend.info.base_digest, sites, dtype)
     assert backend.host_pool.read(manifest, str(path)) == backend.host_pool.bytes_needed(manifest)
@@ -71,7 +77,9 @@ def test_equals_the_merged_model(tmp_path: Path, case: str) -> None:
     """Sites of every kind, dense layers included, with every form of scale."""
     pattern, options = CASES[case]
     weights = make_weights(CONFIG | FIELDS)
-    backend = make_backend(model_dir=str(write_model(tmp_path / "base", weights, **FIELDS)), max_context_tokens=64)
+    backend = make_backend(
+        model_dir=str(write_model(tmp_path / "base", weights, **FIELDS)), max_context_tokens=64
+    )
     schema = LoraSchema.from_json(backend.info.lora_schema)
     sites = [
         random_site(site, seed=index, **options)

@@ -21,6 +21,7 @@ WHOLE_PROMPT = replace(WHOLE, prompt_logprobs=VOCAB)
 
 @pytest.fixture(scope="module")
 def backend() -> DeviceBackend:
+    """One backend for all tests of the file."""
     return make_backend(MODEL)
 
 
@@ -32,6 +33,7 @@ def requests(slot: int) -> list[DrivenRequest]:
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
+    """In float64."""
     y = x.astype(np.float64)
     return (y - np.logaddexp.reduce(y, axis=-1, keepdims=True)).astype(np.float32)
 
@@ -76,7 +78,9 @@ def test_adapter(backend: DeviceBackend, adapter: dict[str, str], tmp_path: Path
 
 def test_mixed_batch_after_reload(backend: DeviceBackend, tmp_path: Path) -> None:
     """Four adapters and the base in one batch; again after all moved to other slots and other bytes."""
-    chosen = [a for a in ADAPTERS if a["name"] in {"attn-r8", "router-r4", "head-embed-r8", "legacy-per-expert-r6"}]
+    chosen = [
+        a for a in ADAPTERS if a["name"] in {"attn-r8", "router-r4", "head-embed-r8", "legacy-per-expert-r6"}
+    ]
     for slots in ((0, 1, 2, 3), (2, 0, 3, 1)):
         for adapter, slot in zip(chosen, slots, strict=True):
             activate(backend, f"{MODEL}/{adapter['name']}", slot, tmp_path)

@@ -13,15 +13,18 @@ TOKENS = [3, 17, 17, 0, 39, 8, 21, 2, 5, 30, 11, 12, 13, 14, 15, 16, 18, 19, 20,
 
 
 def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """RMS norm."""
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
+    """Over the last dimension."""
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 
 
 def silu(x: np.ndarray) -> np.ndarray:
+    """Value times its sigmoid."""
     return x / (1 + np.exp(-x))
 
 
@@ -30,7 +33,9 @@ def rotate(x: np.ndarray, theta: float) -> np.ndarray:
     half = x.shape[-1] // 2
     angles = np.outer(np.arange(len(x)), theta ** (-np.arange(half) / half))[:, None]
     a, b = x[..., :half], x[..., half:]
-    return np.concatenate((a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)), -1)
+    return np.concatenate(
+        (a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)), -1
+    )
 
 
 def naive_logprobs(config: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int]) -> np.ndarray:

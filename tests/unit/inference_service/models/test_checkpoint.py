@@ -14,9 +14,8 @@ from tests.support.tiny_model import CONFIG, make_weights, write_model
 
 
 def load(path: Path) -> LoadedModel:
-    return load_model(
-        describe_model(path), dtype=torch.float32, device=torch.device("cpu"), num_positions=64
-    )
+    """In float32 on the CPU."""
+    return load_model(describe_model(path), dtype=torch.float32, device=torch.device("cpu"), num_positions=64)
 
 
 def test_fused_parameters_hold_the_checkpoints_rows(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: Any, message: str) ->
 def test_missing_and_foreign_shards_are_refused(tmp_path: Path) -> None:
     """No weights at all; an index to a file that is not there, or outside the directory."""
     (write_model(tmp_path) / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="neither model.safetensors nor"):
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
         load(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     for shard, message in (("gone.safetensors", "does not exist"), ("../../etc/passwd", "not a file beside")):

@@ -70,15 +70,18 @@ def test_sparse_step_and_dense_layers(tmp_path: Path) -> None:
 def test_window_only_where_it_is_used(tmp_path: Path) -> None:
     """sliding_window without use_sliding_window means nothing."""
     for use, window in ((False, None), (True, 7)):
-        spec = describe_model(
-            write_model(tmp_path, {}, sliding_window=7, use_sliding_window=use)
-        ).spec
+        spec = describe_model(write_model(tmp_path, {}, sliding_window=7, use_sliding_window=use)).spec
         assert [layer.attention.window for layer in spec.layers] == [window, window]
 
 
 def test_both_rope_styles_mean_the_same() -> None:
     """rope_theta with rope_scaling, and rope_parameters."""
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
     common = {"max_position_embeddings": 4096}
     old = {**common, "rope_theta": 5e5, "rope_scaling": {**scaling, "rope_type": "llama3"}}
     older = {**common, "rope_theta": 5e5, "rope_scaling": {**scaling, "type": "llama3"}}
@@ -91,7 +94,7 @@ def test_both_rope_styles_mean_the_same() -> None:
 
 
 def test_rope_table_of_each_kind() -> None:
-    """Default by formula; linear stretches positions; llama3 and yarn keep fast turns and stretch slow ones."""
+    """Default by formula; linear stretches positions; llama3 and yarn keep the fast turns."""
     cpu = torch.device("cpu")
     default = rope_table(RopeParameters(16, 100.0), 64, cpu)
     angle = 5 / 100 ** (6 / 16)
@@ -101,7 +104,9 @@ def test_rope_table_of_each_kind() -> None:
     linear = rope_table(RopeParameters(16, 100.0, "linear", factor=4.0), 64, cpu)
     assert torch.allclose(linear[4 * 7], default[7], atol=1e-5)
     for kind in ("llama3", "yarn"):
-        parameters = RopeParameters(64, 1e6, kind, factor=8.0, original_max_position=512, attention_factor=1.0)
+        parameters = RopeParameters(
+            64, 1e6, kind, factor=8.0, original_max_position=512, attention_factor=1.0
+        )
         table = rope_table(parameters, 64, cpu)
         fast_and_slow = rope_table(RopeParameters(64, 1e6), 64, cpu)
         assert torch.allclose(table[:, :, 0], fast_and_slow[:, :, 0], atol=1e-6)
