@@ -65,7 +65,9 @@ def exit_code(error: LorikeetError) -> ExitCode:
 
 
 def advice(error: LorikeetError) -> str:
-    """What to do about it, where the message itself cannot know; else empty."""
+    """What to do about it; empty where there is nothing to say or the service's message says it."""
+    if "`lorikeet " in str(error):
+        return ""
     if isinstance(error, CallError) and error.retry_after_s is not None:
         return f"try again in {error.retry_after_s:g} s"
     return next((words for kind, _, words in _BY_ERROR if isinstance(error, kind)), "")

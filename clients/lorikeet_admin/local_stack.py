@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lorikeet_admin.child import Child, ChildPlan
-from lorikeet_client import AuthError, Lorikeet, LorikeetError, Model
+from lorikeet_client import AuthError, Lorikeet, LorikeetError, Model, UnavailableError
 from lorikeet_rpc.channel import open_channel
 
 _POLL_S = 0.1
@@ -204,10 +204,10 @@ def _is_serving(address: str) -> bool:
 
 
 def _model(client: Lorikeet) -> Model | None:
-    """The model; None while the manager has not pushed the token's hash to the node yet."""
+    """The model; None while the node has no catalog from the manager, or one without the token's hash."""
     try:
         return client.get_model(timeout_s=5)
-    except AuthError:
+    except (AuthError, UnavailableError):
         return None
     except LorikeetError as error:
         raise StackError(f"the inference service does not answer: {error}") from error

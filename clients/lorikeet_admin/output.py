@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -12,15 +13,16 @@ from rich.console import Console
 from lorikeet_admin.exits import ExitCode, advice, exit_code
 from lorikeet_client import CallError, LorikeetError
 
+_PIPED_WIDTH = 200
+
 
 class Output:
     """The one writer of a command; `as_json` decides the form."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        # Markup off: names and messages come from elsewhere and may hold square brackets.
-        self.console = Console(markup=False, highlight=False, soft_wrap=not sys.stdout.isatty())
-        self.notes = Console(stderr=True, markup=False, highlight=False, soft_wrap=not sys.stderr.isatty())
+        self.console = _console(stderr=False)
+        self.notes = _console(stderr=True)
 
     def result(self, value: Any, show: Callable[[Console], None]) -> None:
         """Print the command's result: `value` as JSON, or what `show` draws."""
@@ -31,7 +33,7 @@ class Output:
 
     def json_line(self, value: Any) -> None:
         """One JSON document on a line: dataclasses as objects, times in RFC 3339, bytes in base64."""
-        sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(value, enc_hook=_encode_path).decode() + "\n")
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
@@ -66,6 +68,20 @@ class Output:
         except LorikeetError as error:
             self.error(error)
             raise typer.Exit(exit_code(error)) from error
+
+
+def _console(*, stderr: bool) -> Console:
+    # Markup off: names and messages come from elsewhere and may hold square brackets. Into a file or a pipe
+    # tables take the width they need, and lines are not broken.
+    piped = not (sys.stderr if stderr else sys.stdout).isatty()
+    width = _PIPED_WIDTH if piped else None
+    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=piped, width=width)
+
+
+def _encode_path(value: Any) -> str:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def size(num_bytes: int) -> str:

@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from lorikeet_admin.output import short_digest, size
-from lorikeet_client import Placement, UploadReport
+from lorikeet_client import Placement, ResidencyState, UploadReport
 from lorikeet_contract.names import InvalidNameError, parse_reference
 
 
@@ -27,18 +27,15 @@ def short_name(resource: str) -> str:
 
 
 def placement_table(placements: Iterable[Placement]) -> Table:
-    """Where adapters' weights are."""
-    table = plain_table(
-        "adapter", "revision", "node", "state", "desired", "pinned", "size", "leases", "failure"
-    )
+    """Where adapters' weights are, and where they should be if that differs."""
+    table = plain_table("adapter", "revision", "node", "state", "pinned", "size", "leases", "")
     for item in placements:
-        digest = item.revision.rpartition("/")[2]
+        settled = item.desired in {item.state, ResidencyState.UNSPECIFIED}
         table.add_row(
             short_name(item.revision),
-            short_digest(digest),
+            short_digest(item.revision.rpartition("/")[2]),
             item.node,
-            item.state,
-            item.desired,
+            item.state if settled else f"{item.state} (wanted: {item.desired})",
             "yes" if item.pinned else "",
             size(item.bytes),
             str(item.leases),
@@ -52,7 +49,8 @@ def report_table(report: UploadReport) -> Table:
     rows: dict[tuple[str, int, str], list[int | None]] = {}
     totals: dict[tuple[str, int, str], tuple[int, int]] = {}
     for site in report.sites:
-        key = (site.site, site.rank, site.layout)
+        name = site.site if site.layer is None else site.site.removeprefix(f"layers.{site.layer}.")
+        key = (name, site.rank, site.layout)
         rows.setdefault(key, []).append(site.layer)
         tensors, num_bytes = totals.get(key, (0, 0))
         totals[key] = (tensors + site.tensors, num_bytes + site.bytes)

@@ -265,7 +265,9 @@ def make_adapter(name: str) -> adapter_pb2.Adapter:
     resource = f"tenants/demo/adapters/{name}"
     report = adapter_pb2.UploadReport(tensors_total=5, tensors_used=4, tensors_neutral=1, warnings=["odd"])
     for layer in (0, 1):
-        report.sites.add(site="q", layer=layer, rank=4, scales=[2.0], layout="linear", tensors=2, bytes=64)
+        report.sites.add(
+            site=f"layers.{layer}.q", layer=layer, rank=4, scales=[2.0], layout="linear", tensors=2, bytes=64
+        )
     revision = adapter_pb2.Revision(
         name=f"{resource}/revisions/{digest}",
         digest=digest,

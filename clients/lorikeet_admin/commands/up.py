@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lorikeet_admin.exits import ExitCode
 from lorikeet_admin.local_stack import LocalStack, StackError, StackInterruptedError, StackPlan, StackReady
 from lorikeet_admin.output import Output
 from lorikeet_admin.session import Json
@@ -50,20 +49,26 @@ def up(
     stack = LocalStack(plan)
     _stop_on_signals(stop, stack)
     try:
-        ready = stack.start(startup_timeout, stop.is_set)
-        output.result(ready, lambda console: _show_ready(console, ready))
-        while not stop.wait(_WATCH_S):
-            stack.check()
-    except StackInterruptedError:
-        pass
+        _serve(stack, output, startup_timeout, stop)
+        output.note("stopping")
     except StackError as error:
-        stack.stop(grace)
         raise output.fail(str(error)) from error
-    output.note("stopping")
-    if not stack.stop(grace):
+    finally:
+        clean = stack.stop(grace)
+    if not clean:
         raise output.fail(f"a service did not stop within {grace:g} s and was killed")
     output.note("stopped")
-    raise typer.Exit(ExitCode.OK)
+
+
+def _serve(stack: LocalStack, output: Output, startup_timeout: float, stop: threading.Event) -> None:
+    """Start the stack, say where it is, and watch it until `stop` is set."""
+    try:
+        ready = stack.start(startup_timeout, stop.is_set)
+    except StackInterruptedError:
+        return
+    output.result(ready, lambda console: _show_ready(console, ready))
+    while not stop.wait(_WATCH_S):
+        stack.check()
 
 
 def _stop_on_signals(stop: threading.Event, stack: LocalStack) -> None:
