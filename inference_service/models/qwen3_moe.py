@@ -50,7 +50,9 @@ def _layer(
 
 
 def _mlp(config: ConfigReader, prefix: str, index: int, hidden_size: int) -> DenseMlpSpec | MoeSpec:
-    num_experts = config.integer("num_experts", minimum=0)
+    # Transformers 5 writes num_local_experts, its forerunners num_experts.
+    field = "num_local_experts" if "num_local_experts" in config.fields else "num_experts"
+    num_experts = config.integer(field, minimum=0)
     is_sparse = (
         num_experts > 0
         and index not in config.integers("mlp_only_layers", ())
