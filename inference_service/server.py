@@ -31,6 +31,8 @@ from lorikeet_rpc.tokens import hash_token, token_id_of
 
 _SERVICES = ("lorikeet.inference.v1.InferenceService", "lorikeet.residency.v1.ResidencyService")
 _HEALTH_INTERVAL_S = 0.25
+# After the grace the engine aborts what still runs; this long its last words may take to the clients.
+_ABORT_S = 2.0
 
 log = structlog.get_logger()
 
@@ -104,21 +106,22 @@ class Node:
 
     async def serve(self) -> None:
         """Serve until a signal, then stop in order."""
+        grace_s = self._settings.drain_grace_s
         try:
-            await self.rpc.serve_until_signal(self._drain, self._settings.drain_grace_s)
+            await self.rpc.serve_until_signal(lambda: self._drain(grace_s), grace_s + _ABORT_S)
         finally:
             await self._end()
 
     async def stop(self, grace_s: float) -> None:
         """The same order without a signal."""
         try:
-            await self.rpc.shut_down(self._drain, grace_s)
+            await self.rpc.shut_down(lambda: self._drain(grace_s), grace_s + _ABORT_S)
         finally:
             await self._end()
 
-    async def _drain(self) -> None:
+    async def _drain(self, grace_s: float) -> None:
         self._is_draining = True
-        await self._engine.drain(self._settings.drain_grace_s)
+        await self._engine.drain(grace_s)
         await self._interceptor.idle()
 
     async def _end(self) -> None:

@@ -142,6 +142,7 @@ class Settings(BaseSettings):
             max_adapter_wait_s=self.max_adapter_wait_s,
             slot_patience_s=self.slot_patience_s,
             start_timeout_s=self.start_timeout_s,
+            log_json=self.log_format == "json",
         )
 
 

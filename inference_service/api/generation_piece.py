@@ -62,9 +62,9 @@ class GenerationPiece:
 
     @property
     def max_wire_bytes(self) -> int:
-        """At least what it takes in a message."""
+        """At least what its text and tokens take in a message."""
         tokens = sum(t.max_wire_bytes for t in (*self.tokens, *self.prompt_tokens))
-        return tokens + 4 * len(self.text) + 1024
+        return tokens + len(self.text.encode())
 
     def split(self) -> Iterator["GenerationPiece"]:
         """Pieces that each fit a message: prompt tokens, then tokens; text and finish are on the last."""

@@ -19,40 +19,43 @@ def byte_alphabet() -> dict[int, str]:
 
 
 def make_byte_tokenizer() -> Tokenizer:
-    """Token i is byte i; 256 is the special <|end|>, 257 the ordinary added token <tool>."""
+    """Token i is byte i; 256 is the special <|end|>, 257 the ordinary added token <tool é>."""
+    return Tokenizer(byte_tokenizer_json())
+
+
+def byte_tokenizer_json() -> str:
+    """The same as a tokenizer.json."""
     vocabulary = {character: byte for byte, character in byte_alphabet().items()}
-    return Tokenizer(
-        json.dumps(
-            {
-                "version": "1.0",
-                "truncation": {
-                    "direction": "Right",
-                    "max_length": 4,
-                    "strategy": "LongestFirst",
-                    "stride": 0,
-                },
-                "padding": None,
-                "added_tokens": [
-                    _added(256, "<|end|>", special=True),
-                    _added(257, "<tool é>", special=False),
-                ],
-                "normalizer": None,
-                "pre_tokenizer": {
-                    "type": "ByteLevel",
-                    "add_prefix_space": False,
-                    "trim_offsets": True,
-                    "use_regex": False,
-                },
-                "post_processor": None,
-                "decoder": {
-                    "type": "ByteLevel",
-                    "add_prefix_space": True,
-                    "trim_offsets": True,
-                    "use_regex": True,
-                },
-                "model": _bpe(vocabulary, byte_fallback=False),
-            }
-        )
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": {
+                "direction": "Right",
+                "max_length": 4,
+                "strategy": "LongestFirst",
+                "stride": 0,
+            },
+            "padding": None,
+            "added_tokens": [
+                _added(256, "<|end|>", special=True),
+                _added(257, "<tool é>", special=False),
+            ],
+            "normalizer": None,
+            "pre_tokenizer": {
+                "type": "ByteLevel",
+                "add_prefix_space": False,
+                "trim_offsets": True,
+                "use_regex": False,
+            },
+            "post_processor": None,
+            "decoder": {
+                "type": "ByteLevel",
+                "add_prefix_space": True,
+                "trim_offsets": True,
+                "use_regex": True,
+            },
+            "model": _bpe(vocabulary, byte_fallback=False),
+        }
     )
 
 

@@ -1,0 +1,312 @@
+"""Conversion of inference messages: every field both ways, every limit by name."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_service.api import convert
+from inference_service.api.generation_piece import (
+    MAX_PIECE_BYTES,
+    GenerationFinish,
+    GenerationPiece,
+    ServedAdapter,
+    TokenPiece,
+)
+from inference_service.api.generation_request import ChatPrompt, RequestRules, TextPrompt, TokenPrompt
+from inference_service.domain.adapter import ResidencyTier
+from inference_service.domain.engine import EngineStatus
+from inference_service.domain.errors import InvalidRequestError, LimitExceededError
+from inference_service.domain.request import FinishReason, RequestTimings
+from inference_service.text.sampling_defaults import SamplingDefaults
+from lorikeet.inference.v1 import generation_pb2
+from lorikeet_contract.names import AdapterName
+from lorikeet_contract.status import ServiceError
+from tests.support.fake_engine import EOS, make_info
+
+INFO = make_info()
+DEFAULTS = SamplingDefaults(temperature=0.75, top_p=0.5, top_k=3, max_tokens=77)
+RULES = RequestRules(INFO, DEFAULTS)
+
+
+def request(**sampling: Any) -> generation_pb2.GenerateRequest:
+    """A valid request with these sampling fields."""
+    return generation_pb2.GenerateRequest(prompt="x", sampling=generation_pb2.SamplingParams(**sampling))
+
+
+def unset_fields(message: Message, path: str = "") -> list[str]:
+    """Names of all fields, at any depth, that have no value other than their default."""
+    missing: list[str] = []
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        here = f"{path}{field.name}"
+        if field.is_repeated:
+            if not value:
+                missing.append(here)
+            elif field.message_type:
+                missing += unset_fields(value[0], f"{here}.")
+        elif field.message_type:
+            missing += unset_fields(value, f"{here}.") if message.HasField(field.name) else [here]
+        elif not value:
+            missing.append(here)
+    return missing
+
+
+_valid_sampling = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.floats(0.125, 2, width=32),
+        "top_p": st.floats(0.125, 1, width=32),
+        "top_k": st.integers(0, INFO.vocab_size - 1),
+        "seed": st.integers(0, 2**64 - 1),
+        "max_tokens": st.integers(1, INFO.limits.max_context_tokens),
+        "ignore_eos": st.booleans(),
+        "stop_strings": st.lists(st.text(min_size=1, max_size=256), max_size=4, unique=True),
+        "stop_token_ids": st.lists(st.integers(0, 255), max_size=5, unique=True),
+        "include_stop_string": st.booleans(),
+        "logprobs": st.integers(0, INFO.limits.max_top_logprobs),
+        "prompt_logprobs": st.integers(0, INFO.limits.max_top_logprobs),
+        "skip_special_tokens": st.booleans(),
+    },
+)
+
+
+@given(_valid_sampling)
+def test_sampling_fields(asked: dict[str, Any]) -> None:
+    """What was given arrives as given; what was left out takes the model's or the documented default."""
+    parsed = convert.generation_request(request(**asked), RULES).sampling
+    params = parsed.params
+    for name, default in {
+        "temperature": DEFAULTS.temperature,
+        "top_p": DEFAULTS.top_p,
+        "top_k": DEFAULTS.top_k,
+        "include_stop_string": False,
+        "skip_special_tokens": True,
+        "logprobs": None,
+        "prompt_logprobs": None,
+    }.items():
+        assert getattr(params, name) == asked.get(name, default), name
+    assert (parsed.max_tokens, parsed.seed) == (asked.get("max_tokens"), asked.get("seed"))
+    assert params.stop_strings == tuple(asked.get("stop_strings", ()))
+    eos = () if asked.get("ignore_eos") else (EOS,)
+    assert params.stop_token_ids == (*eos, *asked.get("stop_token_ids", ()))
+    known = {f.name for f in generation_pb2.SamplingParams.DESCRIPTOR.fields}
+    assert known == set(_SAMPLING_FIELDS), "a new field needs its place in this test"
+
+
+_SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "seed", "max_tokens", "ignore_eos", "stop_strings", "stop_token_ids",
+    "include_stop_string", "logprobs", "prompt_logprobs", "skip_special_tokens",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        ({"temperature": -0.1}, "sampling.temperature"),
+        ({"temperature": 2.1}, "sampling.temperature"),
+        ({"temperature": math.nan}, "sampling.temperature"),
+        ({"temperature": math.inf}, "sampling.temperature"),
+        ({"top_p": 0.0}, "sampling.top_p"),
+        ({"top_p": 1.1}, "sampling.top_p"),
+        ({"top_p": -1.0}, "sampling.top_p"),
+        ({"top_p": math.nan}, "sampling.top_p"),
+        ({"max_tokens": 0}, "sampling.max_tokens"),
+        ({"stop_strings": ["a", ""]}, "sampling.stop_strings[1]"),
+    ],
+)
+def test_invalid_sampling(sampling: dict[str, Any], field: str) -> None:
+    """The field and its value are named."""
+    with pytest.raises(InvalidRequestError, match=field.replace("[", r"\[")) as caught:
+        convert.generation_request(request(**sampling), RULES)
+    assert caught.value.metadata["field"] == field
+    assert caught.value.metadata["value"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "limit", "value", "maximum"),
+    [
+        ({"max_tokens": 10_001}, "max_context_tokens", 10_001, 10_000),
+        ({"logprobs": 21}, "max_top_logprobs", 21, 20),
+        ({"prompt_logprobs": 2**32 - 1}, "max_top_logprobs", 2**32 - 1, 20),
+        ({"stop_strings": list("abcde")}, "max_stop_strings", 5, 4),
+        ({"stop_strings": ["x" * 257]}, "max_stop_string_length", 257, 256),
+        ({"stop_token_ids": [0] * 1025}, "max_stop_token_ids", 1025, 1024),
+        ({"stop_token_ids": [1, 300]}, "vocab_size", 300, 299),
+    ],
+)
+def test_limits_are_named(sampling: dict[str, Any], limit: str, value: int, maximum: int) -> None:
+    """Field, limit, value and maximum, in the metadata and in the words."""
+    with pytest.raises(LimitExceededError) as caught:
+        convert.generation_request(request(**sampling), RULES)
+    metadata = caught.value.metadata
+    assert (metadata["limit"], metadata["value"], metadata["maximum"]) == (limit, str(value), str(maximum))
+    assert metadata["field"].startswith("sampling.")
+    assert str(value) in caught.value.message
+    assert str(maximum) in caught.value.message
+
+
+def test_whole_vocabulary_where_the_limit_allows() -> None:
+    """A limit above the vocabulary means the vocabulary."""
+    rules = RequestRules(make_info(max_top_logprobs=10**6), DEFAULTS)
+    assert convert.generation_request(request(logprobs=300), rules).sampling.params.logprobs == 300
+    with pytest.raises(LimitExceededError):
+        convert.generation_request(request(logprobs=301), rules)
+
+
+def test_edges_of_the_distribution() -> None:
+    """Tiny temperatures are greedy rather than an overflow; a top_k of the vocabulary or more keeps all."""
+    params = convert.generation_request(request(temperature=1e-30, top_k=300), RULES).sampling.params
+    assert (params.temperature, params.top_k) == (0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({}, "input"),
+        ({"prompt": ""}, "prompt"),
+        ({"token_ids": generation_pb2.TokenIds()}, "token_ids"),
+        ({"chat": generation_pb2.ChatMessages()}, "chat.messages"),
+        (
+            {"chat": generation_pb2.ChatMessages(messages=[generation_pb2.ChatMessage(content="x")])},
+            "chat.messages[0].role",
+        ),
+        ({"prompt": "x", "request_id": "a b"}, "request_id"),
+        ({"prompt": "x", "request_id": "x" * 129}, "request_id"),
+        ({"prompt": "x", "request_id": "é"}, "request_id"),
+        ({"prompt": "x", "request_id": "a\n"}, "request_id"),
+        ({"prompt": "x", "adapter": ""}, "adapter"),
+    ],
+)
+def test_invalid_requests(changes: dict[str, Any], field: str) -> None:
+    """Each field outside sampling that may be wrong."""
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.generation_request(generation_pb2.GenerateRequest(**changes), RULES)
+    assert caught.value.metadata["field"] == field
+
+
+@pytest.mark.parametrize(("ids", "limit"), [([1, 300], "vocab_size"), ([1] * 10_000, "max_context_tokens")])
+def test_token_ids_beyond_the_model(ids: list[int], limit: str) -> None:
+    """Ids outside the vocabulary, and more than the context has."""
+    message = generation_pb2.GenerateRequest(token_ids=generation_pb2.TokenIds(ids=ids))
+    with pytest.raises(LimitExceededError) as caught:
+        convert.generation_request(message, RULES)
+    assert caught.value.metadata["limit"] == limit
+
+
+def test_prompts_of_each_kind() -> None:
+    """Text, chat and ids, with their flags' defaults; padding ids of the vocabulary are valid."""
+    chat = generation_pb2.ChatMessages(
+        messages=[generation_pb2.ChatMessage(role="user", content="hi")], add_generation_prompt=False
+    )
+    ids = generation_pb2.TokenIds(ids=[0, 299])
+    make = generation_pb2.GenerateRequest
+    assert convert.generation_request(make(prompt="a"), RULES).prompt == TextPrompt("a")
+    assert convert.generation_request(make(token_ids=ids), RULES).prompt == TokenPrompt((0, 299))
+    parsed = convert.generation_request(make(chat=chat), RULES).prompt
+    assert isinstance(parsed, ChatPrompt)
+    assert (parsed.turns[0].role, parsed.turns[0].content) == ("user", "hi")
+    assert not parsed.add_generation_prompt
+    tokenize = generation_pb2.TokenizeRequest(prompt="", add_special_tokens=False)
+    assert convert.tokenize_prompt(tokenize) == TextPrompt("", add_special_tokens=False)
+    with pytest.raises(InvalidRequestError, match="prompt or chat"):
+        convert.tokenize_prompt(generation_pb2.TokenizeRequest())
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.one_of(st.none(), st.integers(1, 400)))
+def test_output_fits_into_the_context(prompt: int, context: int, asked: int | None) -> None:
+    """Prompt and output together never exceed the context; what cannot is refused, not cut."""
+    wanted = convert.generation_request(request(**({} if asked is None else {"max_tokens": asked})), RULES)
+    try:
+        resolved = wanted.sampling.resolve(prompt, context, drawn_seed=5)
+    except LimitExceededError:
+        assert prompt >= context or (asked is not None and prompt + asked > context)
+        return
+    assert resolved.max_tokens == (asked if asked is not None else min(context - prompt, 77))
+    assert prompt + resolved.max_tokens <= context
+    assert resolved.seed == 5
+
+
+FULL_FINISH = GenerationFinish(
+    FinishReason.STOP_STRING, "END", 7, 3, 2, 4, RequestTimings(1, 2, 3, 4),
+    ServedAdapter(AdapterName("acme", "pirate"), "1" * 64), ResidencyTier.ACTIVE,
+)  # fmt: skip
+FULL_TOKEN = TokenPiece(65, b"A", -0.5, ((66, -1.5),))
+FULL_PIECE = GenerationPiece("text", (FULL_TOKEN,), (FULL_TOKEN,), FULL_FINISH)
+
+
+def test_no_field_of_a_reply_is_forgotten() -> None:
+    """Every field of every reply is filled from a value that has them all."""
+    status = EngineStatus(*range(1, 1 + len(dataclasses.fields(EngineStatus))))
+    model = convert.model_response(INFO, "i-1", status)
+    assert unset_fields(convert.generate_response("r", 1, FULL_PIECE)) == []
+    assert unset_fields(convert.complete_response("r", [FULL_PIECE])) == []
+    assert unset_fields(convert.tokenize_response([1], [b"x"], "r")) == []
+    # A site outside the layers, one slice, no experts: these are empty by nature.
+    assert {f.rpartition(".")[2] for f in unset_fields(model)} == {
+        "num_layers", "layer", "num_experts", "name", "fused_parameter", "base_weight_dtype", "base_weight_sha256",
+    }  # fmt: skip
+    shown = {f.name: getattr(model.status, f.name) for f in dataclasses.fields(status)}
+    assert shown == dataclasses.asdict(status)
+    limits = dataclasses.asdict(INFO.limits)
+    assert {
+        f.name: getattr(model.limits, f.name) for f in model.limits.DESCRIPTOR.fields
+    }.items() <= limits.items()
+
+
+@pytest.mark.parametrize("reason", [r for r in FinishReason if r is not FinishReason.FAILED])
+def test_every_finish_reason_has_its_value(reason: FinishReason) -> None:
+    """Names agree; FAILED never reaches a reply, it is a status."""
+    piece = GenerationPiece(finish=GenerationFinish(reason))
+    finish = convert.generate_response("r", 0, piece).finish
+    assert generation_pb2.FinishReason.Name(finish.reason) == f"FINISH_REASON_{reason.name}"
+    assert not finish.HasField("adapter")
+    assert not finish.HasField("stop_token_id")
+
+
+_tokens = st.lists(
+    st.builds(
+        TokenPiece,
+        id=st.integers(0, 2**18),
+        text_bytes=st.binary(max_size=20),
+        logprob=st.floats(-100, 0),
+        top=st.sampled_from([0, 1, 3000, 40_000]).map(lambda n: tuple((2**18, -1.5) for _ in range(n))),
+    ),
+    max_size=12,
+).map(tuple)
+
+
+@given(_tokens, _tokens, st.text(max_size=10))
+def test_split_pieces_join_to_the_whole(
+    prompt: tuple[TokenPiece, ...], tokens: tuple[TokenPiece, ...], text: str
+) -> None:
+    """Nothing lost, nothing twice, in order; the finish last; each part within its bound."""
+    whole = GenerationPiece(text, tokens, prompt, FULL_FINISH)
+    parts = list(whole.split())
+    assert tuple(t for p in parts for t in p.tokens) == tokens
+    assert tuple(t for p in parts for t in p.prompt_tokens) == prompt
+    assert "".join(p.text for p in parts) == text
+    assert [p.finish for p in parts] == [None] * (len(parts) - 1) + [FULL_FINISH]
+    for part in parts:
+        assert part.max_wire_bytes <= MAX_PIECE_BYTES or len(part.tokens) + len(part.prompt_tokens) == 1
+
+
+@given(
+    st.builds(TokenPiece, st.integers(0, 2**32 - 1), st.binary(max_size=300), st.floats(-9, 0)),
+    st.integers(0, 50),
+)
+def test_wire_size_is_never_underestimated(token: TokenPiece, top: int) -> None:
+    """The bound that keeps messages small holds for real messages."""
+    token = dataclasses.replace(token, top=((2**28 - 1, -1.5),) * top)
+    message = convert.generate_response("", 0, GenerationPiece(tokens=(token,)))
+    assert message.ByteSize() <= token.max_wire_bytes
+
+
+def test_errors_are_ours() -> None:
+    """Every refusal is a ServiceError with a stable reason."""
+    assert issubclass(InvalidRequestError, ServiceError)
+    assert (InvalidRequestError.reason, LimitExceededError.reason) == ("INVALID_REQUEST", "LIMIT_EXCEEDED")

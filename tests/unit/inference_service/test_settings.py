@@ -1,0 +1,94 @@
+"""Flags and variables of the inference service."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from inference_service.engine.config import EngineConfig
+from inference_service.settings import InvalidSettingsError, Settings, read_settings
+
+# Fields of EngineConfig that are fixed here or named otherwise.
+_RENAMED = {"arena_bytes": "adapter_arena_bytes", "disk_cache_dir": "data_dir", "log_json": "log_format"}
+_FIXED = {"backend_factory", "load_retry_s"}
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+
+    for name in [n for n in os.environ if n.startswith("INFERENCE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_flags_win_over_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """INFERENCE_MAX_RANK and --max-rank are the same setting."""
+    monkeypatch.setenv("INFERENCE_MAX_RANK", "7")
+    monkeypatch.setenv("INFERENCE_NODE_TOKEN", "s3cret")
+    settings = read_settings(["--model-dir", str(tmp_path)])
+    assert settings.max_rank == 7
+    assert "s3cret" not in repr(settings)
+    assert read_settings(["--model-dir", str(tmp_path), "--max-rank", "9"]).max_rank == 9
+
+
+def test_static_tenants_are_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One object, tenant to token; a tenant's name is checked."""
+    monkeypatch.setenv("INFERENCE_STATIC_TENANTS", '{"demo": "t0ken"}')
+    settings = read_settings(["--model-dir", str(tmp_path)])
+    assert settings.static_tenants["demo"].get_secret_value() == "t0ken"
+    monkeypatch.setenv("INFERENCE_STATIC_TENANTS", '{"../x": "t"}')
+    with pytest.raises(InvalidSettingsError, match="static_tenants"):
+        read_settings(["--model-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--model-dir"),
+        (["--model-dir", "missing"], "--model-dir"),
+        (["--model-dir", ".", "--max-rank", "0"], "INFERENCE_MAX_RANK"),
+        (["--model-dir", ".", "--max-rank", "many"], "--max-rank"),
+        (["--model-dir", ".", "--device", "tpu"], "--device"),
+        (["--model-dir", ".", "--drain-grace-s", "nan"], "--drain-grace-s"),
+        (["--model-dir", ".", "--tls-cert", "x.pem"], "--tls-cert"),
+        (["--model-dir", ".", "--num-blocks", "1", "--kv-cache-bytes", "1"], "give one"),
+    ],
+)
+def test_mistakes_name_the_setting(arguments: list[str], words: str) -> None:
+    """The error says which flag, and is no traceback."""
+    with pytest.raises(InvalidSettingsError, match=words):
+        read_settings(arguments)
+
+
+def test_tls_files_go_together(tmp_path: Path) -> None:
+    """A certificate without its key is refused."""
+    (tmp_path / "c.pem").touch()
+    (tmp_path / "k.pem").touch()
+    base = ["--model-dir", ".", "--tls-cert", "c.pem"]
+    with pytest.raises(InvalidSettingsError, match="go together"):
+        read_settings(base)
+    assert read_settings([*base, "--tls-key", "k.pem"]).tls is not None
+
+
+def test_every_engine_setting_can_be_set() -> None:
+    """No field of the engine's configuration is forgotten here."""
+    for field in dataclasses.fields(EngineConfig):
+        if field.name not in _FIXED:
+            assert _RENAMED.get(field.name, field.name) in Settings.model_fields, field.name
+
+
+def test_engine_config_carries_the_values(tmp_path: Path) -> None:
+    """Paths become absolute, names map."""
+    arguments = ["--model-dir", ".", "--device", "cpu", "--adapter-arena-bytes", "5", "--no-prefix-cache"]
+    config = read_settings([*arguments, "--max-context-tokens", "99", "--data-dir", "d"]).engine_config()
+    assert (config.arena_bytes, config.prefix_cache, config.max_context_tokens) == (5, False, 99)
+    assert config.model_dir == str(tmp_path)
+    assert config.disk_cache_dir == str(tmp_path / "d" / "adapters")
+
+
+def test_settings_are_frozen() -> None:
+    """Nothing changes them after start-up."""
+    settings = read_settings(["--model-dir", "."])
+    with pytest.raises(ValueError, match="frozen"):
+        settings.max_rank = 3  # pyright: ignore[reportAttributeAccessIssue]
