@@ -19,6 +19,7 @@ class EngineConfig:
     """
 
     model_dir: str
+    disk_cache_dir: str
     device: str = "cpu"
     dtype: str = "auto"
     load_format: str = "auto"
@@ -35,7 +36,6 @@ class EngineConfig:
     max_active_adapters: int = 16
     arena_bytes: int = 1 << 30
     host_pool_bytes: int = 4 << 30
-    disk_cache_dir: str = ""
     disk_cache_bytes: int = 64 << 30
     prefix_cache: bool = True
     batch_invariant: bool = False

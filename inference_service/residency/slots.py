@@ -10,6 +10,9 @@ from inference_service.residency.entry import AdapterEntry
 from inference_service.residency.eviction import slot_victims
 from inference_service.residency.table import AdapterTable
 
+# How many times longer than others a revision keeps its slot while its first request has yet to come.
+_UNSERVED_TURNS = 10
+
 log = structlog.get_logger()
 
 
@@ -115,18 +118,32 @@ class Slots:
             and self._fits_beside_pinned(entry)
         ]
         holders = sorted(
-            (e for e in self._by_slot.values() if e.is_active and not e.is_slot_pinned),
+            (entry for entry in self._by_slot.values() if self._may_be_asked(entry, now_s)),
             key=lambda entry: entry.activated_s,
         )
         need_bytes = max((entry.num_bytes for entry in starving), default=0)
         freed_bytes = self._arena.total_bytes - self._held_bytes()
         num_freed = len(self._free)
+        for entry in self._by_slot.values():
+            entry.is_draining = False
         for holder in holders:
-            is_needed = num_freed < len(starving) or (bool(starving) and freed_bytes < need_bytes)
-            holder.is_draining = is_needed
-            if is_needed:
-                num_freed += 1
-                freed_bytes += holder.num_bytes
+            if num_freed >= len(starving) and freed_bytes >= need_bytes:
+                break
+            holder.is_draining = True
+            num_freed += 1
+            freed_bytes += holder.num_bytes
+
+    def _may_be_asked(self, entry: AdapterEntry, now_s: float) -> bool:
+        """Whether a revision had its turn; else two that both starve would only swap the slot.
+
+        One that nobody has leased yet, though requests wait for it, gets longer: they may be held up by
+        limits of their own, but not for ever at the cost of others.
+        """
+        if not entry.is_active or entry.is_slot_pinned:
+            return False
+        has_served = entry.last_used_s >= entry.activated_s or not entry.waiters
+        turn_s = self._config.slot_patience_s * (1 if has_served else _UNSERVED_TURNS)
+        return now_s - entry.activated_s >= turn_s
 
     def _fits_beside_pinned(self, entry: AdapterEntry) -> bool:
         """Whether the entry could have a slot if every lease ended."""
