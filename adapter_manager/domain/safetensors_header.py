@@ -19,6 +19,7 @@ MAX_HEADER_BYTES = 32 << 20
 MAX_TENSORS = 200_000
 MAX_NAME_LENGTH = 512
 MAX_DIMENSIONS = 8
+_METADATA_ITEMS = 8192
 
 DTYPE_BYTES = MappingProxyType(
     {
@@ -85,13 +86,20 @@ def read_header(read_at: Callable[[int, int], bytes], file_bytes: int, file_name
     data = read_at(8, header_bytes)
     if not data.startswith(b"{"):
         raise _invalid(file_name, "does not begin with a JSON header: it is not a safetensors file")
-    # An entry has three brackets and up to MAX_DIMENSIONS + 3 commas.
-    raw = parse_object(data, f"{file_name} header", max_depth=3, max_items=14 * MAX_TENSORS)
+    num_tensors = data.count(b'"data_offsets"')
+    if num_tensors > MAX_TENSORS:
+        raise _invalid(file_name, f"holds {num_tensors} tensors; at most {MAX_TENSORS} are read")
+    # An entry has three brackets and at most MAX_DIMENSIONS + 3 commas; metadata may hold texts of any kind.
+    raw = parse_object(
+        data,
+        f"{file_name} header",
+        max_depth=3,
+        max_items=14 * num_tensors + _METADATA_ITEMS,
+        max_objects=num_tensors + _METADATA_ITEMS,
+    )
     _check_metadata(raw.pop("__metadata__", None), file_name)
     if not raw:
         raise _invalid(file_name, "holds no tensors")
-    if len(raw) > MAX_TENSORS:
-        raise _invalid(file_name, f"holds {len(raw)} tensors; at most {MAX_TENSORS} are read")
     data_start = 8 + header_bytes
     entries = [_entry(name, value, file_name, data_start) for name, value in raw.items()]
     entries.sort(key=lambda e: e.offset)

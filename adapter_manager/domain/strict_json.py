@@ -11,7 +11,9 @@ _GIT_LFS = b"version https://git-lfs.github.com/spec/"
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 
 
-def parse_object(data: bytes, what: str, *, max_depth: int, max_items: int) -> dict[str, Any]:
+def parse_object(
+    data: bytes, what: str, *, max_depth: int, max_items: int, max_objects: int | None = None
+) -> dict[str, Any]:
     """The JSON object in `data`.
 
     Args:
@@ -19,13 +21,15 @@ def parse_object(data: bytes, what: str, *, max_depth: int, max_items: int) -> d
         what: how messages call the document.
         max_depth: brackets that may be open at once.
         max_items: commas and opening brackets allowed, which bound the memory that the parsed values take.
+        max_objects: opening braces allowed, each of which costs a call; `max_items` if it is not given.
 
     Raises:
         InvalidAdapterError: not UTF-8, not JSON, no object, too deep, too many values, or a key twice.
     """
-    num_items = data.count(b",") + data.count(b"[") + data.count(b"{")
-    if num_items > max_items:
-        raise _invalid(what, f"has more than {max_items} values")
+    num_objects = data.count(b"{")
+    num_items = data.count(b",") + data.count(b"[") + num_objects
+    if num_items > max_items or (max_objects is not None and num_objects > max_objects):
+        raise _invalid(what, "has more values than such a document can need")
     # The depth is counted first: the parser recurses, and its own limit is the interpreter's.
     if data.count(b"[") + data.count(b"{") > max_depth and _is_deeper(data, max_depth):
         raise _invalid(what, f"is nested more than {max_depth} deep")
