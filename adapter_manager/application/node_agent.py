@@ -17,7 +17,7 @@ from adapter_manager.application.mirror import RegistryMirror
 from adapter_manager.application.models import ModelDirectory
 from adapter_manager.application.payloads import PayloadPusher
 from adapter_manager.domain.adapter import RevisionState
-from adapter_manager.domain.catalog import NodeCatalog, RegistryView
+from adapter_manager.domain.catalog import NodeCatalog, RegistryView, WantedRevision
 from adapter_manager.domain.errors import (
     ArtifactMissingError,
     ArtifactStoreError,
@@ -112,16 +112,27 @@ class NodeAgent:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1))  # noqa: S311 (spreads managers out)
             pause_s = min(pause_s * 2, self._options.longest_reconnect_s)
 
-    async def ensure(self, digest: str, tier: ResidencyTier, *, is_pinned: bool, timeout_s: float) -> None:
-        """Load now, whatever failed before; returns when it is there or its failure is recorded."""
+    async def ensure(self, wish: WantedRevision, generation: int, timeout_s: float) -> None:
+        """Load now, whatever failed before; returns when it is there or its failure is recorded.
+
+        `generation` is the catalog's that has the wish: the node must know it, and the store's URL, first.
+        """
+        digest, tier = wish.digest, wish.tier
         self.failures.pop(digest, None)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.synced(generation)
+        except TimeoutError:
+            self._failed(digest, f"node {self.address} did not take the catalog in time", is_final=False)
+            return
         running = self._work.get(digest)
         if running:
             await asyncio.wait((running,), timeout=timeout_s)
         now = self.held.get(digest)
-        if now and now.tier.rank >= tier.rank and not (running and digest in self.failures):
+        # A failure here is of an attempt since this call began: the sync brought one about.
+        if digest in self.failures or (now and now.tier.rank >= tier.rank):
             return
-        task = self._start(digest, self._load(LoadStep(digest, tier, is_pinned), timeout_s))
+        task = self._start(digest, self._load(LoadStep(digest, tier, wish.is_pinned), timeout_s))
         await asyncio.wait((task,), timeout=timeout_s)
 
     async def unload(self, digest: str, *, keep_on_disk: bool, timeout_s: float) -> None:
@@ -208,8 +219,11 @@ class NodeAgent:
     async def _converge_always(self, model: NodeModel) -> NoReturn:
         synced_view = RegistryView()
         while True:
+            # Not wait_for: before 3.12 it loses a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._options.resync_s)
+                async with asyncio.timeout(self._options.resync_s):
+                    await self._wake.wait()
+            if self._wake.is_set():
                 await asyncio.sleep(self._options.debounce_s)  # one push for a burst of changes
             is_periodic = not self._wake.is_set()
             self._wake.clear()

@@ -41,11 +41,13 @@ class PayloadPusher:
             except NodeCallError as error:
                 if error.node_reason != _PAYLOAD_REASON:
                     raise
-                self._shares_store = False
                 log.info(
                     "residency.streamed", node=self._client.address, digest=digest, because=error.message
                 )
-        return await self.stream(digest, tier, is_pinned=is_pinned, timeout_s=timeout_s, manifest=manifest)
+        loaded = await self.stream(digest, tier, is_pinned=is_pinned, timeout_s=timeout_s, manifest=manifest)
+        # It was the way and not the content: spare the next load the attempt.
+        self._shares_store = False
+        return loaded
 
     async def stream(
         self,

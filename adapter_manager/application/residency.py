@@ -151,7 +151,7 @@ class ResidencyService:
         # Not of this node's base model, or no room: the placement will say so.
         if wish is None or wish.tier is ResidencyTier.ABSENT:
             return
-        await agent.ensure(wish.digest, wish.tier, is_pinned=wish.is_pinned, timeout_s=timeout_s)
+        await agent.ensure(wish, view.generation, timeout_s)
 
     def _placements(
         self, view: RegistryView, name: AdapterName, digests: Iterable[str], *, shows_all_nodes: bool

@@ -113,6 +113,9 @@ class MemoryRegistry:
         for mapping in (view.tenants, view.tokens, view.adapters, view.uses, view.models):
             for record in mapping.values():
                 self.records[key_of(record)] = Stored(record, f"e{next(self._etags)}")
+        for tenant in view.tenants:
+            count = sum(a.tenant == tenant for a in view.adapters.values())
+            self.records[TenantUsage, tenant] = Stored(TenantUsage(tenant, count), f"e{next(self._etags)}")
         return await self.refresh(RegistryView())
 
     async def raise_generation(self, minimum: int) -> None:

@@ -78,7 +78,8 @@ class EmbeddedValkey:
         if self._process and self._process.returncode is None:
             self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await self._process.wait()
             except TimeoutError:
                 self._process.kill()  # nothing is lost: each acknowledged write is on disk
                 await self._process.wait()
@@ -117,7 +118,8 @@ class EmbeddedValkey:
                     start_new_session=True,
                 )
         try:
-            await asyncio.wait_for(self._answers(), _START_TIMEOUT_S)
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._answers()
         except TimeoutError:
             raise RegistryUnavailableError(
                 f"the embedded store does not answer after {_START_TIMEOUT_S:.0f} s; see "
