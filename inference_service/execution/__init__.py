@@ -1,6 +1,4 @@
-"""The device: model runner, key-value cache, host pool and adapter arena."""
+"""The device: model runner, key-value cache, host pool and adapter arena.
 
-from inference_service.execution.backend import DeviceBackend, load_backend
-from inference_service.execution.config import BackendConfig
-
-__all__ = ["BackendConfig", "DeviceBackend", "load_backend"]
+Nothing is imported here: `execution.config` is for processes that do without torch, `execution.backend` builds.
+"""

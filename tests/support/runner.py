@@ -8,7 +8,8 @@ from adapter_manager.application.ingest import IngestTarget, ingest_directory
 from inference_service.domain.request import TokenLogprobs
 from inference_service.domain.sampling import SamplingParams
 from inference_service.domain.step import NewRequest, ScheduledRequest, SchedulerOutput
-from inference_service.execution import BackendConfig, DeviceBackend, load_backend
+from inference_service.execution.backend import DeviceBackend, load_backend
+from inference_service.execution.config import BackendConfig
 from lorikeet_contract.schema import LoraSchema
 from tests.support.golden import FIXTURES
 

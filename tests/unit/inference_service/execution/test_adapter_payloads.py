@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference_service.execution import DeviceBackend
+from inference_service.execution.backend import DeviceBackend
 from lorikeet_contract.manifest import PayloadDtype
 from lorikeet_contract.schema import LoraSchema, SiteKind
 from tests.support.payloads import SiteWeights, random_site, write_payload

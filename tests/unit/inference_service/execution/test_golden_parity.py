@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from inference_service.execution import DeviceBackend
+from inference_service.execution.backend import DeviceBackend
 from tests.support.golden import CHECKER, FIXTURES, manifest_adapters, prompts
 from tests.support.runner import GREEDY, Driven, DrivenRequest, activate, drive, make_backend
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference_service.execution import BackendConfig, load_backend
+from inference_service.execution.backend import load_backend
+from inference_service.execution.config import BackendConfig
 from inference_service.execution.memory import MemoryBudgetError, MemoryPlan, plan_memory
 from inference_service.models import ModelConfigError, ModelDescription, count_parameters, describe_model
 from tests.support.tiny_model import CONFIG, make_weights, write_model

@@ -7,7 +7,7 @@ import pytest
 
 from inference_service.domain.sampling import SamplingParams
 from inference_service.domain.step import NewRequest, ScheduledRequest, SchedulerOutput
-from inference_service.execution import DeviceBackend
+from inference_service.execution.backend import DeviceBackend
 from tests.support.runner import GREEDY, DrivenRequest, drive, make_backend
 from tests.support.tiny_model import write_model
 

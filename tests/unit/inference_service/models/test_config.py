@@ -137,3 +137,13 @@ def test_compute_dtype(tmp_path: Path) -> None:
     assert compute_dtype(description, "bfloat16", torch.device("cpu")) == torch.bfloat16
     with pytest.raises(ModelConfigError, match="dtype 'int8' is not supported"):
         compute_dtype(description, "int8", torch.device("cpu"))
+
+
+def test_expert_count_has_two_names(tmp_path: Path) -> None:
+    """num_experts, or num_local_experts as transformers 5 writes it."""
+    spec = describe_model(write_model(tmp_path, {}, num_experts=None, num_local_experts=6)).spec
+    assert [layer.mlp.routing.top_k for layer in spec.layers if isinstance(layer.mlp, MoeSpec)] == [2, 2]
+    assert [layer.mlp.experts.num_experts for layer in spec.layers if isinstance(layer.mlp, MoeSpec)] == [
+        6,
+        6,
+    ]
