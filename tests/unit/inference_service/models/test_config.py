@@ -142,8 +142,5 @@ def test_compute_dtype(tmp_path: Path) -> None:
 def test_expert_count_has_two_names(tmp_path: Path) -> None:
     """num_experts, or num_local_experts as transformers 5 writes it."""
     spec = describe_model(write_model(tmp_path, {}, num_experts=None, num_local_experts=6)).spec
-    assert [layer.mlp.routing.top_k for layer in spec.layers if isinstance(layer.mlp, MoeSpec)] == [2, 2]
-    assert [layer.mlp.experts.num_experts for layer in spec.layers if isinstance(layer.mlp, MoeSpec)] == [
-        6,
-        6,
-    ]
+    counts = [layer.mlp.experts.num_experts for layer in spec.layers if isinstance(layer.mlp, MoeSpec)]
+    assert counts == [6, 6]
