@@ -17,10 +17,10 @@ from lorikeet_client import (
     ExpertPacking,
     Placement,
     ResidencyState,
+    UploadOptions,
     UploadProgress,
     UploadResult,
 )
-from lorikeet_client.adapters import UploadOptions
 
 app = typer.Typer(no_args_is_help=True, help="Adapters: upload them, look at them, say where they live.")
 

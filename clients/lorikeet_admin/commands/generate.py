@@ -11,8 +11,14 @@ from lorikeet_admin.exits import ExitCode
 from lorikeet_admin.output import Output, short_digest
 from lorikeet_admin.session import Json, session
 from lorikeet_admin.tables import short_name
-from lorikeet_client import ChatMessage, Finish, FinishReason, GenerationStream, SamplingParams
-from lorikeet_client.generation import GenerateOptions
+from lorikeet_client import (
+    ChatMessage,
+    Finish,
+    FinishReason,
+    GenerateOptions,
+    GenerationStream,
+    SamplingParams,
+)
 
 
 def generate(
