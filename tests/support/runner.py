@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from adapter_manager.application.ingest import IngestTarget, ingest_directory
 from inference_service.domain.request import TokenLogprobs
 from inference_service.domain.sampling import SamplingParams
 from inference_service.domain.step import NewRequest, ScheduledRequest, SchedulerOutput
 from inference_service.execution.backend import DeviceBackend, load_backend
 from inference_service.execution.config import BackendConfig
-from lorikeet_contract.schema import LoraSchema
-from tests.support.golden import FIXTURES
+from tests.support.fixtures import FIXTURES
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
 
@@ -51,19 +48,6 @@ def make_backend(model: str = "qwen3_moe", **settings: object) -> DeviceBackend:
         "max_running_requests": 32,
     }
     return load_backend(BackendConfig(**(defaults | settings)))  # pyright: ignore[reportArgumentType]
-
-
-def activate(backend: DeviceBackend, adapter: str, slot: int, scratch: Path) -> str:
-    """Ingest a fixture adapter ("qwen3_moe/attn-r8"), bring it into a slot, return its digest."""
-    target = IngestTarget(LoraSchema.from_json(backend.info.lora_schema), backend.info.base_digest)
-    payload = scratch / f"{adapter.replace('/', '-')}.payload"
-    revision = ingest_directory(FIXTURES / "adapters" / adapter, target, payload)
-    digest = revision.manifest.digest
-    backend.host_pool.read(revision.manifest, str(revision.payload_path))
-    assert backend.arena.begin_copy(digest, slot)
-    while slot not in backend.arena.poll():
-        pass
-    return digest
 
 
 def drive(

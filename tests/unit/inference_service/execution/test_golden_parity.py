@@ -10,7 +10,8 @@ from safetensors.numpy import load_file
 
 from inference_service.execution.backend import DeviceBackend
 from tests.support.golden import CHECKER, FIXTURES, manifest_adapters, prompts
-from tests.support.runner import GREEDY, Driven, DrivenRequest, activate, drive, make_backend
+from tests.support.ingested import activate
+from tests.support.runner import GREEDY, Driven, DrivenRequest, drive, make_backend
 
 MODEL = "qwen3_moe"
 VOCAB = 528
