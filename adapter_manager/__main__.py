@@ -13,7 +13,7 @@ from lorikeet_rpc.server import ListenError
 def main() -> None:
     """Serve until a signal; exit code 0 after an orderly stop, 1 where the start was impossible."""
     settings = Settings()  # pyright: ignore[reportCallIssue] (pydantic fills it)
-    configure_logging(json=settings.log_json, level=settings.log_level)
+    configure_logging(json=settings.log_format == "json", level=settings.log_level)
     try:
         run(settings)
     except (DataDirectoryInUseError, ListenError, RegistryUnavailableError) as error:

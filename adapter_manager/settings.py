@@ -1,7 +1,7 @@
 """Settings of the adapter manager: ADAPTER_MANAGER_* and flags of the same names. Read once, in server.py."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -55,8 +55,8 @@ class Settings(BaseSettings):
     max_revisions: int = Field(100, gt=0, description="revisions of one adapter")
     load_timeout_s: float = Field(300.0, gt=0, description="how long a node may take to load a revision")
     drain_grace_s: float = Field(30.0, ge=0, description="how long calls may go on after SIGTERM")
-    log_json: bool = Field(default=False, description="log lines as JSON")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level to log")
+    log_format: Literal["json", "console"] = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("nodes", mode="before")
     @classmethod

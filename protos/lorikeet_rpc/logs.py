@@ -52,7 +52,11 @@ def configure_logging(*, json: bool, level: str = "info") -> None:
     renderer: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if json
-        else [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     )
     structlog.configure(
         processors=[*shared, *renderer],

@@ -6,6 +6,7 @@ It speaks through the generated stubs alone, so that what it sees does not pass 
 import asyncio
 import hashlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -26,11 +27,23 @@ NODE_TOKEN = "test-node-token"
 CHUNK_BYTES = 1 << 20
 
 
+_PORTS = range(10240, 32000)  # below the ephemeral range, so that no outgoing connection sits on one
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A loopback port that nobody listens on and that this process has not given out."""
+    while True:
+        port = secrets.choice(_PORTS)
+        if port in _given:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        _given.add(port)
+        return port
 
 
 @dataclass
