@@ -85,7 +85,7 @@ class EngineModel(RuleBasedStateMachine):
         """Whatever state it is in, also ended."""
         self.rig.abort(request_id)
 
-    @rule(jobs=st.sampled_from([None, 0, 1]), seconds=st.sampled_from([0.001, 0.03]), count=st.integers(1, 4))
+    @rule(jobs=st.sampled_from([None, 0, 1]), seconds=st.sampled_from([0.001, 0.03]), count=st.integers(1, 8))
     def turn(self, jobs: int | None, seconds: float, count: int) -> None:
         """The loop turns; worker threads may or may not get on."""
         for _ in range(count):
@@ -182,5 +182,5 @@ class EngineModel(RuleBasedStateMachine):
         self.outputs_are_the_models_and_end_once()
 
 
-EngineModel.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+EngineModel.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
 TestEngineModel = EngineModel.TestCase

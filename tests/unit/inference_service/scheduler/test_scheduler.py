@@ -240,15 +240,17 @@ def test_timings_add_up() -> None:
     assert rig.now_s - start_s == pytest.approx(0.006)
 
 
-def test_next_step_can_be_scheduled_before_the_last_ones_result() -> None:
-    """Two steps in flight give the same tokens, and no request gets more than it asked for."""
+@pytest.mark.parametrize(("num_blocks", "is_tight"), [(64, False), (12, True)])
+def test_next_step_can_be_scheduled_before_the_last_ones_result(num_blocks: int, is_tight: bool) -> None:
+    """Two steps in flight give the same tokens, preempted or not; no request gets more than it asked for."""
     rig = Rig()
-    scheduler = Scheduler(make_scheduler_config(), OpenGate())
-    for index in range(3):
-        scheduler.add(make_request(f"r{index}", range(index, index + 30), max_tokens=5 + index), 0.0)
+    config = make_scheduler_config(num_blocks=num_blocks, max_running_requests=5, prefix_cache=False)
+    scheduler = Scheduler(config, OpenGate())
+    for index in range(6):
+        scheduler.add(make_request(f"r{index}", range(index, index + 3), max_tokens=17 + index), 0.0)
     in_flight = []
     tokens: dict[str, list[int]] = {}
-    for turn in range(40):
+    for turn in range(200):
         step = scheduler.schedule(turn)
         if step.scheduled:
             in_flight.append(rig.runner.execute(step))
@@ -257,6 +259,7 @@ def test_next_step_can_be_scheduled_before_the_last_ones_result() -> None:
         for output in scheduler.take_outputs():
             tokens.setdefault(output.request_id, []).extend(output.token_ids)
     assert tokens == {
-        f"r{index}": expected_tokens(None, range(index, index + 30), 5 + index) for index in range(3)
+        f"r{index}": expected_tokens(None, range(index, index + 3), 17 + index) for index in range(6)
     }
-    assert scheduler.stats().blocks_available == 64
+    assert (scheduler.stats().preemptions > 0) is is_tight
+    assert scheduler.stats().blocks_available == num_blocks

@@ -1,0 +1,64 @@
+"""Outputs that wait for a slow consumer."""
+
+import asyncio
+
+import pytest
+
+from inference_service.domain.errors import EngineDeadError, SlowClientError
+from inference_service.domain.request import FinishReason, RequestFinish, RequestOutput, TokenLogprobs
+from inference_service.engine.output_buffer import OutputBuffer
+
+
+async def test_outputs_without_logprobs_are_merged() -> None:
+    """A consumer that was away gets one output with all tokens and the finish."""
+    buffer = OutputBuffer()
+    finish = RequestFinish(FinishReason.LENGTH)
+    for output in (
+        RequestOutput("a", (1,)),
+        RequestOutput("a", (2,)),
+        RequestOutput("a", (3,), finish=finish),
+    ):
+        assert buffer.put(output)
+    assert await buffer.get() == RequestOutput("a", (1, 2, 3), finish=finish)
+
+
+async def test_outputs_with_logprobs_stay_apart() -> None:
+    """Messages stay as small as the engine made them."""
+    buffer = OutputBuffer()
+    outputs = [RequestOutput("a", (i,), (TokenLogprobs(-1.0),)) for i in range(3)]
+    for output in outputs:
+        buffer.put(output)
+    assert [await buffer.get() for _ in range(3)] == outputs
+
+
+async def test_too_many_waiting_logprobs_end_the_stream_after_what_came() -> None:
+    """The put that exceeds the bound says so once; the consumer reads the rest, then the error."""
+    buffer = OutputBuffer(max_pairs=5)
+    output = RequestOutput("a", (1,), (TokenLogprobs(-1.0, (1, 2), (-1.0, -2.0)),))
+    assert buffer.put(output)
+    assert not buffer.put(output)
+    assert buffer.put(output)
+    assert await buffer.get() == output
+    with pytest.raises(SlowClientError, match="read the stream faster"):
+        await buffer.get()
+
+
+async def test_one_output_larger_than_the_bound_passes() -> None:
+    """A reader that keeps up is never too slow, whatever the size."""
+    buffer = OutputBuffer(max_pairs=1)
+    output = RequestOutput("a", (1,), (TokenLogprobs(-1.0, (1, 2), (-1.0, -2.0)),))
+    for _ in range(3):
+        assert buffer.put(output)
+        assert await buffer.get() == output
+
+
+async def test_failure_wakes_a_waiting_consumer_and_stays() -> None:
+    """Raised on every read after what came before."""
+    buffer = OutputBuffer()
+    reading = asyncio.create_task(buffer.get())
+    await asyncio.sleep(0)
+    buffer.fail(EngineDeadError("gone"))
+    with pytest.raises(EngineDeadError):
+        await reading
+    with pytest.raises(EngineDeadError):
+        await buffer.get()
