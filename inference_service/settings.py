@@ -143,6 +143,7 @@ class Settings(BaseSettings):
             slot_patience_s=self.slot_patience_s,
             start_timeout_s=self.start_timeout_s,
             log_json=self.log_format == "json",
+            log_level=self.log_level,
         )
 
 

@@ -233,7 +233,9 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         code = _final_code(record, context)
         if self._metrics:
             self._metrics.finished(record.method, code, seconds)
-        log.info(
+        # Refused and failed calls stand out; a client that left is nobody's fault.
+        emit = log.info if code in {"OK", "CANCELLED"} else log.warning
+        emit(
             "request.finished",
             service=self._service,
             method=record.method,

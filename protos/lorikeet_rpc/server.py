@@ -10,8 +10,10 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+
+from lorikeet_rpc.health import HealthServicer
 
 # What one request message may weigh. Far above gRPC's default of 4 MiB, because a prompt of two million token
 # ids (up to 10 bytes each on the wire, unpacked) has to arrive to be refused for its length, by name.
@@ -69,13 +71,12 @@ class RpcServer:
     ) -> None:
         check_listen(address, tls, insecure_listen=insecure_listen)
         self.server = grpc.aio.server(interceptors=interceptors, options=_options(max_message_bytes))
-        self.health = health.aio.HealthServicer()
+        self.health = HealthServicer(service_names)
         self._address = address
         self._tls = tls
-        self._service_names = tuple(service_names)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         reflection.enable_server_reflection(
-            (*self._service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server
+            (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server
         )
 
     async def start(self) -> int:
@@ -96,9 +97,7 @@ class RpcServer:
 
     async def set_serving(self, *, serving: bool) -> None:
         """Set the health of the whole server and of each service."""
-        status = health_pb2.HealthCheckResponse
-        for name in ("", *self._service_names):
-            await self.health.set(name, status.SERVING if serving else status.NOT_SERVING)
+        await self.health.set_all(serving=serving)
 
     async def serve_until_signal(self, drain: Callable[[], Awaitable[object]], grace_s: float) -> None:
         """Serve until SIGTERM or SIGINT, then `shut_down`. A second signal cuts the grace short."""

@@ -1,6 +1,7 @@
 """Generation through the whole front end: text, stop strings, errors, limits of messages."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -358,3 +359,25 @@ async def test_seeds_are_drawn_anew(tmp_path: Path) -> None:
         await node.generate(make_request())
         one, two = (r.sampling.seed for r in node.engine.requests.values())
     assert one != two
+
+
+async def test_hostile_names_reach_neither_model_nor_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every bad name is an error, and none of them can write a line of its own into the log."""
+    names = json.loads(
+        (Path(__file__).parents[2] / "fixtures" / "adapters_bad" / "bad_names.json").read_text()
+    )
+    flat = [n for n in (names if isinstance(names, list) else names["names"]) if isinstance(n, str)]
+    assert len(flat) > 5
+    async with run_node(tmp_path) as node:
+        for name in flat:
+            try:
+                request = make_request(adapter=name)
+            except (UnicodeEncodeError, ValueError):
+                continue  # no proto string can hold it
+            code = await code_of(node.inference.Generate(request, metadata=auth(ACME)))
+            assert code in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT}, name
+        assert not node.engine.requests
+    written = "".join(capfd.readouterr())
+    assert all(c.isprintable() or c in "\n\x1b" for c in written)

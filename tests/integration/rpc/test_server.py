@@ -313,6 +313,21 @@ async def test_health_and_reflection_need_no_token() -> None:
     assert _SERVICE in names
 
 
+async def test_every_health_watcher_hears_of_a_change() -> None:
+    """Also those that stay after another has left; a service that is not here is unknown."""
+    async with _rig() as rig, open_channel(rig.target, aio=True) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        gone, stays = (stub.Watch(health_pb2.HealthCheckRequest(service=_SERVICE)) for _ in range(2))
+        other = stub.Watch(health_pb2.HealthCheckRequest(service="no.Such"))
+        status = health_pb2.HealthCheckResponse
+        assert {(await w.read()).status for w in (gone, stays)} == {status.SERVING}
+        assert (await other.read()).status == status.SERVICE_UNKNOWN
+        gone.cancel()
+        await asyncio.sleep(0.1)
+        await rig.server.set_serving(serving=False)
+        assert (await stays.read()).status == status.NOT_SERVING
+
+
 async def test_unknown_method_is_unimplemented() -> None:
     """The interceptor leaves what nobody serves to gRPC."""
     async with _rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:

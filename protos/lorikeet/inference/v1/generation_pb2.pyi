@@ -494,7 +494,7 @@ class GenerateResponse(_message.Message):
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenInfo]: ...
     @_builtins.property
     def prompt_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenInfo]:
-        """On the first message, where prompt_logprobs was asked for."""
+        """On the first messages, where prompt_logprobs was asked for: as many as keep each below 4 MiB."""
 
     @_builtins.property
     def finish(self) -> Global___Finish:

@@ -248,7 +248,8 @@ def test_no_field_of_a_reply_is_forgotten() -> None:
     assert unset_fields(convert.tokenize_response([1], [b"x"], "r")) == []
     # A site outside the layers, one slice, no experts: these are empty by nature.
     assert {f.rpartition(".")[2] for f in unset_fields(model)} == {
-        "num_layers", "layer", "num_experts", "name", "fused_parameter", "base_weight_dtype", "base_weight_sha256",
+        "num_layers", "layer", "num_experts", "name", "fused_parameter", "base_weight_dtype",
+        "base_weight_sha256",
     }  # fmt: skip
     shown = {f.name: getattr(model.status, f.name) for f in dataclasses.fields(status)}
     assert shown == dataclasses.asdict(status)
