@@ -167,7 +167,7 @@ class Engine(Protocol):
         ...
 
     async def set_tenants(self, tenants: Sequence[TenantShare]) -> None:
-        """Replace the tenants' weights and limits; tenants not named have weight 1 and no limit of their own."""
+        """Replace the tenants' weights and limits; others have weight 1 and no limit of their own."""
         ...
 
     async def load_adapter(self, wanted: DesiredAdapter) -> ResidentAdapter:

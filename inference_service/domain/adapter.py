@@ -62,7 +62,7 @@ class AdapterDemand:
 
 @dataclass(frozen=True, slots=True)
 class AdapterStanding:
-    """What the scheduler hears when it asks for an adapter: lease it now, wait, or (with a reason) give up."""
+    """What the scheduler hears when it asks for an adapter: lease it, wait, or (with a reason) give up."""
 
     tier: ResidencyTier
     can_lease: bool = False
