@@ -20,7 +20,8 @@ PREFIX = "base_model.model."
 def config_of(rank: int = 2, alpha: float = 4, **fields: object) -> dict[str, object]:
     """A minimal LoRA configuration; a field given as ... is left out."""
     config: dict[str, object] = {
-        "peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", "peft_version": "0.21.2", **fields
+        "peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", "peft_version": "0.21.2",
+        **fields,
     }  # fmt: skip
     return {k: v for k, v in config.items() if v is not ...}
 
@@ -31,7 +32,7 @@ def write_adapter(
     """Write a directory as PEFT does."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "adapter_config.json").write_text(json.dumps(config or config_of()))
-    contiguous = {k: v.contiguous() for k, v in tensors.items()}
+    contiguous = {k: v.clone().contiguous() for k, v in tensors.items()}
     save_file(contiguous, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     return directory
 

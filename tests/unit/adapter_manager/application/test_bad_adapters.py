@@ -1,7 +1,6 @@
 """The fixtures that must be refused, or must do no harm: with their reason, at once, in bounded memory."""
 
 import json
-import os
 import shutil
 import time
 import tracemalloc
@@ -22,7 +21,7 @@ LINKS = {
     "symlink-weights": ("adapter_model.safetensors", "/etc/hostname"),
     "symlink-config": ("adapter_config.json", "/etc/passwd"),
 }
-MARKER = Path("/tmp/LORA_FIXTURE_PICKLE_WAS_EXECUTED")  # noqa: S108
+MARKER = Path("/tmp/LORA_FIXTURE_PICKLE_WAS_EXECUTED")
 # What the refusal must name.
 WORDS = {
     "st-truncated-data": "cut short", "st-truncated-header": "cut short", "st-empty-file": "empty",
@@ -41,7 +40,8 @@ WORDS = {
     "config-r-zero": "r 0", "config-r-negative": "r -8", "config-r-string": "r '8'",
     "config-alpha-nan": "lora_alpha nan", "config-alpha-infinity": "lora_alpha inf",
     "config-alpha-1e300": "lora_alpha 1e+300", "config-rank-pattern-huge": "rank_pattern",
-    "config-peft-type-ia3": "IA3", "config-pissa-init": "pissa", "config-layer-replication": "layer_replication",
+    "config-peft-type-ia3": "IA3", "config-pissa-init": "pissa",
+    "config-layer-replication": "layer_replication",
     "config-alora": "alora_invocation_tokens", "config-dora-without-magnitude": "use_dora",
     "config-modules-to-save-missing": "modules_to_save", "pickle-bin-payload": "pickle",
     "pickle-torch-zip-payload": "pickle", "pickle-bin-plain": "pickle",
@@ -66,7 +66,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     shutil.copytree(FIXTURES / "adapters_bad" / name, copy)
     if name in LINKS:
         link, target = LINKS[name]
-        os.symlink(target, copy / link)
+        (copy / link).symlink_to(target)
     return copy
 
 

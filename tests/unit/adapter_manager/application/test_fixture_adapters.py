@@ -1,4 +1,4 @@
-"""The fixture adapters: their payloads have exactly the deltas that PEFT's formulas give, tensor by tensor."""
+"""The fixture adapters: their payloads have exactly the deltas that PEFT's formulas give, site by site."""
 
 from pathlib import Path
 

@@ -27,10 +27,17 @@ def patterns(
 ) -> ModulePatterns:
     """The tables of a configuration with rank 1 and alpha 1."""
     config = PeftConfig(
-        rank=1, alpha=1.0, use_rslora=False, rank_pattern=tuple(ranks.items()),
-        alpha_pattern=tuple((alphas or {}).items()), target_parameters=(), packing=None, peft_version=None,
-        base_model_name="", ensure_weight_tying=False,
-    )  # fmt: skip
+        rank=1,
+        alpha=1.0,
+        use_rslora=False,
+        rank_pattern=tuple(ranks.items()),
+        alpha_pattern=tuple((alphas or {}).items()),
+        target_parameters=(),
+        packing=None,
+        peft_version=None,
+        base_model_name="",
+        ensure_weight_tying=False,
+    )
     return ModulePatterns(config, max_s)
 
 
@@ -40,9 +47,33 @@ def peft(ranks: dict[str, int], name: str) -> int:
 
 
 PIECES = st.sampled_from(
-    ["model", "layers", "0", "1", ".", "\\.", ".*", "self_attn", "q_proj", "o_proj", "mlp", "experts", "^", "$",
-     "gate_up_proj", "gate", "(0|1)", "[01]", "\\d+", "q.proj", "_proj", "lm_head", "(?:q|o)_proj", "x?"]
-)  # fmt: skip
+    [
+        "model",
+        "layers",
+        "0",
+        "1",
+        ".",
+        "\\.",
+        ".*",
+        "self_attn",
+        "q_proj",
+        "o_proj",
+        "mlp",
+        "experts",
+        "^",
+        "$",
+        "gate_up_proj",
+        "gate",
+        "(0|1)",
+        "[01]",
+        "\\d+",
+        "q.proj",
+        "_proj",
+        "lm_head",
+        "(?:q|o)_proj",
+        "x?",
+    ]
+)
 KEYS = st.lists(PIECES, min_size=1, max_size=6).map("".join)
 
 

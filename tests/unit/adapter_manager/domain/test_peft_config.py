@@ -31,15 +31,36 @@ def test_rslora_divides_by_the_root_of_the_modules_rank(rank: int, alpha: float,
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("r", 0), ("r", -8), ("r", "8"), ("r", 8.0), ("r", True), ("r", 10**9), ("r", None), ("r", ...),
-        ("lora_alpha", 0), ("lora_alpha", -1), ("lora_alpha", "16"), ("lora_alpha", True), ("lora_alpha", 1e300),
-        ("lora_alpha", float("nan")), ("lora_alpha", float("inf")), ("lora_alpha", None), ("lora_alpha", ...),
-        ("rank_pattern", {"q_proj": 10**8}), ("rank_pattern", {"q_proj": 0}), ("rank_pattern", ["q_proj"]),
-        ("alpha_pattern", {"q_proj": float("nan")}), ("alpha_pattern", {"q" * 1001: 4}),
-        ("use_rslora", 1), ("target_parameters", "mlp.experts.gate_up_proj"), ("target_parameters", [1]),
-        ("peft_type", ...), ("peft_type", None), ("init_lora_weights", 3),
+        ("r", 0),
+        ("r", -8),
+        ("r", "8"),
+        ("r", 8.0),
+        ("r", True),
+        ("r", 10**9),
+        ("r", None),
+        ("r", ...),
+        ("lora_alpha", 0),
+        ("lora_alpha", -1),
+        ("lora_alpha", "16"),
+        ("lora_alpha", True),
+        ("lora_alpha", 1e300),
+        ("lora_alpha", float("nan")),
+        ("lora_alpha", float("inf")),
+        ("lora_alpha", None),
+        ("lora_alpha", ...),
+        ("rank_pattern", {"q_proj": 10**8}),
+        ("rank_pattern", {"q_proj": 0}),
+        ("rank_pattern", ["q_proj"]),
+        ("alpha_pattern", {"q_proj": float("nan")}),
+        ("alpha_pattern", {"q" * 1001: 4}),
+        ("use_rslora", 1),
+        ("target_parameters", "mlp.experts.gate_up_proj"),
+        ("target_parameters", [1]),
+        ("peft_type", ...),
+        ("peft_type", None),
+        ("init_lora_weights", 3),
     ],
-)  # fmt: skip
+)
 def test_impossible_value_is_refused_by_field(field: str, value: object) -> None:
     """B23 among them: a file without lora_alpha has no certain scale."""
     with pytest.raises(InvalidAdapterError) as caught:
@@ -52,17 +73,35 @@ def test_impossible_value_is_refused_by_field(field: str, value: object) -> None
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("use_dora", True), ("lora_bias", True), ("bias", "all"), ("bias", "lora_only"),
-        ("modules_to_save", ["lm_head"]), ("trainable_token_indices", [1]), ("layer_replication", [[0, 2]]),
-        ("alora_invocation_tokens", [5]), ("alora_invocation_tokens", []), ("use_qalora", True),
-        ("use_bdlora", {"nblocks": 2}), ("arrow_config", {"top_k": 1}), ("kasa_config", {"beta": 1}),
-        ("monteclora_config", {"n": 1}), ("lora_ga_config", {"scale": 1}),
-        ("init_lora_weights", "pissa"), ("init_lora_weights", "pissa_niter_16"), ("init_lora_weights", "olora"),
-        ("init_lora_weights", "corda"), ("init_lora_weights", "loftq"), ("init_lora_weights", "lora_ga"),
-        ("init_lora_weights", "brand_new"), ("peft_type", "IA3"), ("peft_type", ["LORA"]),
-        ("lora_B_layout", "unknown"), ("some_new_maths", True), ("some_new_maths", {"a": 1}),
+        ("use_dora", True),
+        ("lora_bias", True),
+        ("bias", "all"),
+        ("bias", "lora_only"),
+        ("modules_to_save", ["lm_head"]),
+        ("trainable_token_indices", [1]),
+        ("layer_replication", [[0, 2]]),
+        ("alora_invocation_tokens", [5]),
+        ("alora_invocation_tokens", []),
+        ("use_qalora", True),
+        ("use_bdlora", {"nblocks": 2}),
+        ("arrow_config", {"top_k": 1}),
+        ("kasa_config", {"beta": 1}),
+        ("monteclora_config", {"n": 1}),
+        ("lora_ga_config", {"scale": 1}),
+        ("init_lora_weights", "pissa"),
+        ("init_lora_weights", "pissa_niter_16"),
+        ("init_lora_weights", "olora"),
+        ("init_lora_weights", "corda"),
+        ("init_lora_weights", "loftq"),
+        ("init_lora_weights", "lora_ga"),
+        ("init_lora_weights", "brand_new"),
+        ("peft_type", "IA3"),
+        ("peft_type", ["LORA"]),
+        ("lora_B_layout", "unknown"),
+        ("some_new_maths", True),
+        ("some_new_maths", {"a": 1}),
     ],
-)  # fmt: skip
+)
 def test_what_plain_lora_does_not_compute_is_refused_by_name(field: str, value: object) -> None:
     """B24 and its kind: a flag that is true without its tensors, and every field that is not known."""
     with pytest.raises(UnsupportedAdapterError) as caught:
@@ -74,16 +113,31 @@ def test_what_plain_lora_does_not_compute_is_refused_by_name(field: str, value: 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("lora_dropout", 0.1), ("inference_mode", False), ("target_modules", "all-linear"),
-        ("target_modules", ["q_proj"]), ("layers_to_transform", [1]), ("exclude_modules", ["x"]),
-        ("init_lora_weights", "gaussian"), ("init_lora_weights", "eva"), ("init_lora_weights", False),
+        ("lora_dropout", 0.1),
+        ("inference_mode", False),
+        ("target_modules", "all-linear"),
+        ("target_modules", ["q_proj"]),
+        ("layers_to_transform", [1]),
+        ("exclude_modules", ["x"]),
+        ("init_lora_weights", "gaussian"),
+        ("init_lora_weights", "eva"),
+        ("init_lora_weights", False),
         ("auto_mapping", {"base_model_class": "Popen", "parent_library": "subprocess"}),
-        ("base_model_name_or_path", "../../../../etc"), ("base_model_name_or_path", None),
-        ("megatron_core", "megatron.core"), ("modules_to_save", []), ("bias", None), ("use_dora", None),
-        ("future_field", None), ("future_field", False), ("future_field", {}), ("future_field", 0),
-        ("peft_version", 3), ("loftq_config", {"bits": 4}), ("eva_config", {"rho": 2.0}),
+        ("base_model_name_or_path", "../../../../etc"),
+        ("base_model_name_or_path", None),
+        ("megatron_core", "megatron.core"),
+        ("modules_to_save", []),
+        ("bias", None),
+        ("use_dora", None),
+        ("future_field", None),
+        ("future_field", False),
+        ("future_field", {}),
+        ("future_field", 0),
+        ("peft_version", 3),
+        ("loftq_config", {"bits": 4}),
+        ("eva_config", {"rho": 2.0}),
     ],
-)  # fmt: skip
+)
 def test_harmless_fields_load(field: str, value: object) -> None:
     """Training, bookkeeping, and unknown fields that say nothing."""
     assert parse(**{field: value}).rank == 2
@@ -108,11 +162,22 @@ def test_packing_marker_is_read() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"not json", b"[]", b"{}", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000 + b"]" * 100_000,
-        b'{"a":' * 100_000, b'{"peft_type":"LORA","peft_type":"IA3"}', b'{"r": 1' + b"0" * 5000 + b"}", b'{"lora_alpha": 1' + b"0" * 400 + b"}",
-        b"version https://git-lfs.github.com/spec/v1\n", b'{"a": [' + b"0," * 300_000 + b"0]}",
+        b"",
+        b"not json",
+        b"[]",
+        b"{}",
+        b"null",
+        b'"x"',
+        b"\xff\xfe",
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"peft_type":"LORA","peft_type":"IA3"}',
+        b'{"r": 1' + b"0" * 5000 + b"}",
+        b'{"lora_alpha": 1' + b"0" * 400 + b"}",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        b'{"a": [' + b"0," * 300_000 + b"0]}",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_config_is_refused(data: bytes) -> None:
     """Not JSON, no object, too deep for a parser, too many values, or a key twice."""
     with pytest.raises(InvalidAdapterError) as caught:
