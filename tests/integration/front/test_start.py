@@ -1,4 +1,4 @@
-"""A service that cannot start says why in one line, quickly, and exits with a code that scripts can tell apart."""
+"""A service that cannot start says why in one line and exits with a code that scripts can tell apart."""
 
 import json
 import subprocess
