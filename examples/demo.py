@@ -152,9 +152,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lorikeet-demo-") as folder, stack(Path(folder)) as ready:
         console.print(f"Lorikeet serves {ready['model']} on {ready['inference']}\n")
         for name in ADAPTERS:
-            lorikeet(
-                ready, "adapters", "push", str(STORYTELLER / "adapters" / name), "--name", f"demo/{name}"
-            )
+            directory = os.path.relpath(STORYTELLER / "adapters" / name)
+            lorikeet(ready, "adapters", "push", directory, "--name", f"demo/{name}")
         console.print(f"\nFour streams at once of: {PROMPT}\n")
         asyncio.run(speak_together(ready, voices, console))
         console.print(side_by_side(voices))
