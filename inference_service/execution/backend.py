@@ -55,6 +55,7 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         device=device,
         num_positions=plan.max_context_tokens,
         load_format=config.load_format,
+        batch_invariant=config.batch_invariant,
     )
     spec = description.spec
     cache = allocate_cache(

@@ -24,14 +24,22 @@ class LinearSites:
 class Linear:
     """Weight [out, in], maybe a bias [out], and the sites that cover its columns."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, sites: LinearSites) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        sites: LinearSites,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
         self.weight = weight
         self.bias = bias
         self.sites = sites
+        self.batch_invariant = batch_invariant
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """Project `x` [T, in] to [T, out]; rows with an adapter get its delta added."""
-        y = linear(x, self.weight, self.bias)
+        y = linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
         if lora.is_active:
             sites = self.sites
             lora_linear(y, x, lora.segments, lora.tables, sites.indices, sites.out_features, sites.num_slices)

@@ -30,12 +30,19 @@ class Experts:
     """gate_up [E, 2I, H] in `row_order`, down [E, H, I]."""
 
     def __init__(
-        self, gate_up: torch.Tensor, down: torch.Tensor, sites: ExpertSites, row_order: RowOrder
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        sites: ExpertSites,
+        row_order: RowOrder,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         self.gate_up = gate_up
         self.down = down
         self.sites = sites
         self.row_order: RowOrder = row_order
+        self.batch_invariant = batch_invariant
 
     def __call__(
         self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, lora: LoraBatch
@@ -45,14 +52,21 @@ class Experts:
         num_experts, num_rows, hidden = self.gate_up.shape
         groups = make_moe_groups(topk_ids, segments, num_experts)
         gate_up = x.new_empty((*topk_ids.shape, num_rows))
-        expert_linear(x, self.gate_up, groups, gate_up)
+        expert_linear(x, self.gate_up, groups, gate_up, batch_invariant=self.batch_invariant)
         if lora.is_active:
             moe_lora_gate_up(
                 gate_up, x, topk_ids, groups, segments, tables, self.sites.gate_up, self.row_order
             )
         activation = silu_mul(gate_up, interleaved=self.row_order == "interleaved")
         down = x.new_empty((*topk_ids.shape, hidden))
-        expert_linear(activation, self.down, groups, down, topk_weights=topk_weights)
+        expert_linear(
+            activation,
+            self.down,
+            groups,
+            down,
+            topk_weights=topk_weights,
+            batch_invariant=self.batch_invariant,
+        )
         if lora.is_active:
             moe_lora_down(down, activation, topk_ids, topk_weights, groups, segments, tables, self.sites.down)
         return moe_sum(down)

@@ -40,6 +40,7 @@ class ModelBuilder:
         dtype: compute dtype.
         device: where parameters live.
         num_positions: positions the rotary tables cover.
+        batch_invariant: a row's bits must not depend on the batch's size.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ModelBuilder:
         dtype: torch.dtype,
         device: torch.device,
         num_positions: int,
+        batch_invariant: bool,
     ) -> None:
         self._spec = spec
         self._source = source
@@ -58,6 +60,7 @@ class ModelBuilder:
         self._dtype = dtype
         self._device = device
         self._num_positions = num_positions
+        self._batch_invariant = batch_invariant
         self._rope_tables: dict[RopeParameters, torch.Tensor] = {}
 
     def build(self) -> Decoder:
@@ -73,7 +76,7 @@ class ModelBuilder:
             Embedding(embed_weight, self._site_indices["embed"]),
             [self._layer(f"layers.{index}", layer) for index, layer in enumerate(spec.layers)],
             self._norm(spec.final_norm),
-            Linear(head_weight, None, head_sites),
+            Linear(head_weight, None, head_sites, batch_invariant=self._batch_invariant),
         )
 
     def _layer(self, name: str, spec: LayerSpec) -> DecoderLayer:
@@ -122,7 +125,7 @@ class ModelBuilder:
             ):
                 self._source.read_into(destination, f"{module.path.format(expert=expert)}.weight")
         sites = ExpertSites(self._site_indices[f"{name}.gate_up"], self._site_indices[f"{name}.down"])
-        return Experts(gate_up, down, sites, row_order)
+        return Experts(gate_up, down, sites, row_order, batch_invariant=self._batch_invariant)
 
     def _linear(self, name: str, spec: LinearSpec) -> Linear:
         modules = [module for site in spec.sites for module in site.modules]
@@ -136,7 +139,7 @@ class ModelBuilder:
             if bias is not None:
                 self._source.read_into(bias[begin:end], f"{module.path}.bias")
             begin = end
-        return Linear(weight, bias, self._sites(name, spec.sites))
+        return Linear(weight, bias, self._sites(name, spec.sites), batch_invariant=self._batch_invariant)
 
     def _sites(self, name: str, sites: tuple[SiteSpec, ...]) -> LinearSites:
         return LinearSites(

@@ -79,6 +79,7 @@ def load_model(
     device: torch.device,
     num_positions: int,
     load_format: str = "auto",
+    batch_invariant: bool = False,
 ) -> LoadedModel:
     """Load the weights; "dummy" makes random ones and needs no files.
 
@@ -96,7 +97,13 @@ def load_model(
         schema = lora_schema(spec, source.stored)
         base_digest = source.base_digest(description.config)
     builder = ModelBuilder(
-        spec, source, site_indices(schema), dtype=dtype, device=device, num_positions=num_positions
+        spec,
+        source,
+        site_indices(schema),
+        dtype=dtype,
+        device=device,
+        num_positions=num_positions,
+        batch_invariant=batch_invariant,
     )
     decoder = builder.build()
     source.finish(spec.ignored_weights)

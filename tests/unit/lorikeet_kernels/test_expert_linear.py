@@ -52,24 +52,39 @@ def test_expert_linear(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("out_features", "in_features"), [(96, 64), (64, 48), (528, 64), (300, 257)])
-def test_rows_are_independent_of_their_number(
+@pytest.mark.parametrize(("out_features", "in_features"), [(96, 64), (64, 48), (300, 257), (2048, 256)])
+def test_routing_of_neighbours_changes_no_bit(
     out_features: int, in_features: int, dtype: torch.dtype
 ) -> None:
+    """Rows of one expert keep their bits however many others share it, at any place among them."""
+    weight = torch.randn(8, out_features, in_features).to(dtype)
+    for tokens in (3, 40, 300):
+        x = torch.randn(tokens, in_features).to(dtype)
+        x[-1] = x[0]
+        results: list[torch.Tensor] = []
+        for popularity in ("identical", "uniform", "uniform"):
+            ids = route(tokens, 2, 8, popularity)
+            ids[0] = ids[-1] = torch.tensor([3, 5])
+            out = torch.empty(tokens, 2, out_features, dtype=dtype)
+            expert_linear(x, weight, make_groups(ids, 8), out)
+            results.extend((out[0], out[-1]))
+        assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("out_features", "in_features"), [(96, 64), (300, 257), (2048, 256)])
+def test_batch_invariant(out_features: int, in_features: int, dtype: torch.dtype) -> None:
     """Any prefix of the rows gives the same bits, dense and grouped."""
     x, weight = torch.randn(65, in_features).to(dtype), torch.randn(2, out_features, in_features).to(dtype)
-    whole = linear(x, weight[0])
-    grouped = torch.empty(65, 1, out_features, dtype=dtype)
-    expert_linear(x, weight, make_groups(torch.zeros(65, 1, dtype=torch.int32), 2), grouped)
-    assert torch.equal(grouped[:, 0], whole)
+    groups = make_groups(torch.zeros(65, 1, dtype=torch.int32), 2)
+    whole = linear(x, weight[0], batch_invariant=True)
+    grouped = expert_linear(x, weight, groups, whole.new_empty(65, 1, out_features), batch_invariant=True)
     for rows in (*range(1, 20), 33, 63, 64):
-        assert torch.equal(linear(x[:rows], weight[0]), whole[:rows])
-        # The other rows' experts change, as a neighbour's adapter may make them.
-        ids = torch.ones(65, 1, dtype=torch.int32)
-        ids[:rows] = 0
-        part = torch.empty_like(grouped)
-        expert_linear(x, weight, make_groups(ids, 2), part)
-        assert torch.equal(part[:rows, 0], whole[:rows])
+        assert torch.equal(linear(x[:rows], weight[0], batch_invariant=True), whole[:rows])
+        groups = make_groups(torch.zeros(rows, 1, dtype=torch.int32), 2)
+        out = whole.new_empty(rows, 1, out_features)
+        expert_linear(x[:rows], weight, groups, out, batch_invariant=True)
+        assert torch.equal(out, grouped[:rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

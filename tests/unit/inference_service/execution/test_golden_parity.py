@@ -110,14 +110,15 @@ def test_base_rows_keep_their_bits(backend: DeviceBackend, tmp_path: Path) -> No
     backend.arena.release(1)
 
 
-def test_rows_do_not_depend_on_the_batch(backend: DeviceBackend) -> None:
-    """On a CPU even the batch's size leaves every bit alone."""
-    names = list(prompts())
+def test_batch_invariant() -> None:
+    """With the flag even the batch's size leaves every bit alone; the answers stay the golden ones."""
+    backend = make_backend(MODEL, batch_invariant=True)
     together = drive(backend, requests(-1))
+    check(f"golden/{MODEL}/base", together)
     for index, request in enumerate(requests(-1)):
         alone = drive(backend, [request])[0]
-        assert alone.token_ids == together[index].token_ids, names[index]
-        assert alone.logprobs == together[index].logprobs, names[index]
+        assert alone.token_ids == together[index].token_ids
+        assert alone.logprobs == together[index].logprobs
 
 
 def test_prefix_reuse(backend: DeviceBackend) -> None:
