@@ -304,6 +304,12 @@ class Stack:
         return reply.token
 
 
+async def rest_of(call: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+    """What is left of a stream that `read` was begun with; grpc.aio refuses `async for` on such a call."""
+    while (piece := await call.read()) is not grpc.aio.EOF:
+        yield piece
+
+
 def adapter_files(directory: Path) -> list[Path]:
     """What a client uploads of a PEFT directory."""
     return sorted(p for p in directory.iterdir() if p.is_file() and p.suffix in {".json", ".safetensors"})

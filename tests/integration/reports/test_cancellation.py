@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from lorikeet.inference.v1 import generation_pb2
 from tests.support import rigs
-from tests.support.stack import Stack, make_request
+from tests.support.stack import Stack, make_request, rest_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -126,7 +126,7 @@ async def test_abort_by_id(stack: Stack) -> None:
     assert not stolen.aborted
     assert (await stub.Abort(ask, metadata=stack.auth(), timeout=5)).aborted
     finish = None
-    async for piece in call:
+    async for piece in rest_of(call):
         if piece.HasField("finish"):
             finish = piece.finish
     assert finish is not None
@@ -145,7 +145,7 @@ async def test_shutdown_with_an_open_stream_ends_in_time(tmp_path: Path) -> None
         assert running.node.popen is not None
         running.node.popen.terminate()
         try:
-            async for _ in call:
+            async for _ in rest_of(call):
                 pass
         except grpc.aio.AioRpcError:
             pass
