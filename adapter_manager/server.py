@@ -1,7 +1,6 @@
 """Builds the adapter manager out of its settings and runs it until a signal. Nothing else builds anything."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -180,9 +179,3 @@ def _tls(settings: Settings) -> TlsFiles | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     return TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-
-
-def run(settings: Settings) -> None:
-    """The process's event loop; uvloop where there is one."""
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(settings))

@@ -1,10 +1,19 @@
 """Settings of the adapter manager: ADAPTER_MANAGER_* and flags of the same names. Read once, in server.py."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
+
+_ADDRESS = re.compile(r"unix:.+|.+:\d{1,5}")
+_REDIS_URL = re.compile(r"(redis|rediss|unix)://.+")
+
+
+class InvalidSettingsError(Exception):
+    """A flag or variable has a value it may not have; the message names both and says what to give."""
 
 
 class Settings(BaseSettings):
@@ -15,7 +24,6 @@ class Settings(BaseSettings):
         env_nested_delimiter="__",
         frozen=True,
         extra="forbid",
-        cli_parse_args=True,
         cli_prog_name="adapter_manager",
         cli_kebab_case=True,
         cli_implicit_flags=True,
@@ -55,8 +63,8 @@ class Settings(BaseSettings):
     max_revisions: int = Field(100, gt=0, description="revisions of one adapter")
     load_timeout_s: float = Field(300.0, gt=0, description="how long a node may take to load a revision")
     drain_grace_s: float = Field(30.0, ge=0, description="how long calls may go on after SIGTERM")
-    log_format: Literal["json", "console"] = "json"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = Field("json", description="form of the log lines")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level to log")
 
     @field_validator("nodes", mode="before")
     @classmethod
@@ -66,3 +74,55 @@ class Settings(BaseSettings):
             if isinstance(value, str)
             else value
         )
+
+    @field_validator("nodes")
+    @classmethod
+    def _check_nodes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            if not _ADDRESS.fullmatch(address):
+                raise ValueError(f"{address!r} is not host:port, e.g. 127.0.0.1:50051")
+        if len(set(value)) < len(value):
+            raise ValueError("an address is given twice; name each node once")
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis_url(cls, value: SecretStr | None) -> SecretStr | None:
+        # The value itself stays out of the message: it may hold a password.
+        if value is not None and not _REDIS_URL.fullmatch(value.get_secret_value()):
+            raise ValueError(
+                "is not a URL such as redis://host:6379/0, rediss://user:password@host or unix:///path"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key belong together: give both or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
+        return self
+
+
+def read_settings(arguments: Sequence[str]) -> Settings:
+    """Read flags, then environment, then defaults.
+
+    Raises:
+        InvalidSettingsError: something is wrong.
+        SystemExit: `--help`, or a flag that does not exist.
+    """
+    try:
+        return Settings(_cli_parse_args=list(arguments))  # pyright: ignore[reportCallIssue]
+    except ValidationError as error:
+        lines = [_explain(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors(include_input=False)]
+        raise InvalidSettingsError("\n".join(lines)) from error
+    except SettingsError as error:
+        raise InvalidSettingsError(str(error)) from error
+
+
+def _explain(field: str, message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    if not field:
+        return message
+    name = field.split(".", maxsplit=1)[0]
+    return f"--{name.replace('_', '-')} (ADAPTER_MANAGER_{name.upper()}): {message}"

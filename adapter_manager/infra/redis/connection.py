@@ -59,6 +59,8 @@ class RedisConnection:
             )
         )
         self._is_away = False
+        # While the server is away one call at a time tries it; the others fail at once instead of hanging.
+        self._is_probing = False
         self._is_checked = False
         self._waits_for_disk = False
         self._checking = asyncio.Lock()
@@ -116,6 +118,21 @@ class RedisConnection:
         raise RegistryUnavailableError("the registry forgets scripts at once", retry_after_s=_RETRY_AFTER_S)
 
     async def _mapped(self, operation: Callable[[], Awaitable[_T]]) -> _T:
+        if not self._is_away:
+            return await self._tried(operation)
+        if self._is_probing:
+            raise RegistryUnavailableError(
+                "the registry's store does not answer; reads may be served from memory, writes must wait: "
+                "try again",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self._is_probing = True
+        try:
+            return await self._tried(operation)
+        finally:
+            self._is_probing = False
+
+    async def _tried(self, operation: Callable[[], Awaitable[_T]]) -> _T:
         async with self._errors_mapped():
             if not self._is_checked:
                 async with self._checking:
