@@ -7,20 +7,18 @@ Agreement is reached by comparing what is wanted with what is there, on each cha
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import structlog
 
 from adapter_manager.application.mirror import RegistryMirror
 from adapter_manager.application.models import ModelDirectory
+from adapter_manager.application.node_work import NodeWork
 from adapter_manager.application.payloads import PayloadPusher
 from adapter_manager.domain.adapter import RevisionState
 from adapter_manager.domain.catalog import NodeCatalog, RegistryView, WantedRevision
 from adapter_manager.domain.errors import (
-    ArtifactMissingError,
-    ArtifactStoreError,
     NodeCallError,
     RegistryUnavailableError,
 )
@@ -31,23 +29,13 @@ from adapter_manager.domain.node import (
     ResidencyChanged,
     ResidencySnapshot,
     ResidencyTier,
-    ResidentAdapter,
     Used,
 )
-from adapter_manager.domain.placement import LoadStep, UnloadStep, node_catalog, plan, satisfies
-from adapter_manager.domain.retries import Failure, failed_again
+from adapter_manager.domain.placement import LoadStep, node_catalog, plan
 from adapter_manager.ports import ArtifactStore, Clock, NodeClient, Registry
 from lorikeet_contract.status import StatusCode
 
 log = structlog.get_logger(__name__)
-
-# Codes that mean: the same call will be refused again.
-_FINAL = {
-    StatusCode.INVALID_ARGUMENT,
-    StatusCode.FAILED_PRECONDITION,
-    StatusCode.DATA_LOSS,
-    StatusCode.NOT_FOUND,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +46,6 @@ class AgentOptions:
     resync_s: float = 3.0
     longest_reconnect_s: float = 5.0
     load_timeout_s: float = 300.0
-    unload_timeout_s: float = 60.0
     concurrent_loads: int = 4
 
 
@@ -78,8 +65,6 @@ class NodeAgent:
         self.address = client.address
         self.model: NodeModel | None = None
         self.is_connected = False
-        self.held: dict[str, ResidentAdapter] = {}
-        self.failures: dict[str, Failure] = {}
         self._client = client
         self._registry = registry
         self._mirror = mirror
@@ -92,8 +77,15 @@ class NodeAgent:
         self._synced = asyncio.Event()
         self._wake = asyncio.Event()
         self._catalog: tuple[RegistryView, NodeModel, NodeCatalog] | None = None
-        self._work: dict[str, asyncio.Task[None]] = {}
-        self._loading = asyncio.Semaphore(options.concurrent_loads)
+        self.work = NodeWork(
+            client,
+            self._pusher,
+            models,
+            clock,
+            self._wake.set,
+            load_timeout_s=options.load_timeout_s,
+            concurrent_loads=options.concurrent_loads,
+        )
 
     async def run(self) -> NoReturn:
         """Connect and follow the node, for ever."""
@@ -117,33 +109,15 @@ class NodeAgent:
 
         `generation` is the catalog's that has the wish: the node must know it, and the store's URL, first.
         """
-        digest, tier = wish.digest, wish.tier
-        self.failures.pop(digest, None)
+        self.work.failures.pop(wish.digest, None)
         try:
             async with asyncio.timeout(timeout_s):
                 await self.synced(generation)
         except TimeoutError:
-            self._failed(digest, f"node {self.address} did not take the catalog in time", is_final=False)
-            return
-        running = self._work.get(digest)
-        if running:
-            await asyncio.wait((running,), timeout=timeout_s)
-        now = self.held.get(digest)
-        # A failure here is of an attempt since this call began: the sync brought one about.
-        if digest in self.failures or (now and now.tier.rank >= tier.rank):
-            return
-        task = self._start(digest, self._load(LoadStep(digest, tier, wish.is_pinned), timeout_s))
-        await asyncio.wait((task,), timeout=timeout_s)
-
-    async def unload(self, digest: str, *, keep_on_disk: bool, timeout_s: float) -> None:
-        """Take a revision off the node once no request holds it. Raises NodeCallError."""
-        self.failures.pop(digest, None)
-        running = self._work.get(digest)
-        if running:  # a load that is not wanted any more
-            running.cancel()
-            await asyncio.wait((running,))
-        await self._client.unload(digest, keep_on_disk=keep_on_disk, timeout_s=timeout_s)
-        self._set_absent(digest, keep_on_disk=keep_on_disk)
+            message = f"node {self.address} did not take the catalog in time"
+            self.work.failed(wish.digest, message, is_final=False)
+        else:
+            await self.work.load(LoadStep(wish.digest, wish.tier, wish.is_pinned), timeout_s)
 
     async def synced(self, generation: int) -> None:
         """Wait until the node works by a catalog of at least this generation."""
@@ -164,7 +138,7 @@ class NodeAgent:
         model = await self._client.model()
         if self.model is None or model.instance_id != self.model.instance_id:
             self._pusher.restarted()
-            self.failures.clear()
+            self.work.failures.clear()
         self.model = model
         tasks = [
             asyncio.create_task(work, name=f"{self.address} follow")
@@ -199,7 +173,7 @@ class NodeAgent:
                     log.info("node.connected", node=self.address, instance_id=event.instance_id)
                 self._wake.set()
             case ResidencyChanged():
-                self.held[event.adapter.digest] = event.adapter
+                self.work.held[event.adapter.digest] = event.adapter
                 self._wake.set()
             case Demanded():
                 self._answer_demand(event)
@@ -207,7 +181,7 @@ class NodeAgent:
                 log.debug("adapter.used", node=self.address, digest=event.digest, requests=event.requests)
 
     def _take(self, snapshot: ResidencySnapshot) -> None:
-        self.held = {a.digest: a for a in snapshot.adapters}
+        self.work.held = {a.digest: a for a in snapshot.adapters}
         self._catalog_generation = snapshot.catalog_generation
 
     async def _wake_on_changes(self) -> NoReturn:
@@ -277,21 +251,12 @@ class NodeAgent:
         }
         catalog = self.wanted(view)
         assert catalog is not None, "the node's model is known while it is connected"
-        loads, unloads = plan(catalog, self.held.values(), registered)
-        for digest in self.failures.keys() - registered:
-            del self.failures[digest]
-        for step in (*loads, *unloads):
-            failure = self.failures.get(step.digest)
-            if step.digest in self._work or (failure and not failure.may_retry(self._clock())):
-                continue
-            if isinstance(step, LoadStep):
-                self._start(step.digest, self._load(step, self._options.load_timeout_s))
-            else:
-                self._start(step.digest, self._drop(step))
+        self.work.forget_failures(_ready(view))
+        loads, unloads = plan(catalog, self.work.held.values(), registered)
+        self.work.begin((*loads, *unloads))
 
     def _answer_demand(self, demand: Demanded) -> None:
-        registered = {r.digest for a in self._mirror.view.adapters.values() for r in a.ready}
-        if demand.digest not in registered:
+        if demand.digest not in _ready(self._mirror.view):
             log.info("residency.demand_refused", node=self.address, digest=demand.digest)
             return
         log.info(
@@ -300,79 +265,13 @@ class NodeAgent:
             digest=demand.digest,
             waiting_requests=demand.waiting_requests,
         )
-        if demand.digest not in self._work:
-            step = LoadStep(demand.digest, ResidencyTier.HOST, is_pinned=False)
-            self._start(demand.digest, self._load(step, self._options.load_timeout_s, is_streamed=True))
-
-    def _start(self, digest: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=f"{self.address} {digest[:12]}")
-        self._work[digest] = task
-
-        def done(_: asyncio.Task[None]) -> None:
-            if self._work.get(digest) is task:
-                del self._work[digest]
-            self._wake.set()
-
-        task.add_done_callback(done)
-        return task
-
-    async def _load(self, step: LoadStep, timeout_s: float, *, is_streamed: bool = False) -> None:
-        digest = step.digest
-        push = self._pusher.stream if is_streamed else self._pusher.load
-        try:
-            async with self._loading:
-                adapter = await push(digest, step.tier, is_pinned=step.is_pinned, timeout_s=timeout_s)
-        except ArtifactStoreError as error:
-            is_lost = isinstance(error, ArtifactMissingError)
-            if is_lost:
-                await self._models.lost(digest, error.message)
-            self._failed(digest, error.message, is_final=is_lost)
-        except NodeCallError as error:
-            self._failed(digest, error.message, is_final=error.node_code in _FINAL)
-        else:
-            self.held[digest] = adapter
-            if not satisfies(adapter, step.tier, is_pinned=step.is_pinned):
-                # Counted as a failure, so that asking again has an end.
-                self._failed(digest, f"the node answers that it is {adapter.tier.value}", is_final=False)
-                return
-            self.failures.pop(digest, None)
-            log.info("residency.loaded", node=self.address, digest=digest, tier=adapter.tier.value)
-
-    async def _drop(self, step: UnloadStep) -> None:
-        try:
-            await self._client.unload(
-                step.digest, keep_on_disk=False, timeout_s=self._options.unload_timeout_s
-            )
-        except NodeCallError as error:
-            self._failed(step.digest, error.message, is_final=False)
-        else:
-            self.failures.pop(step.digest, None)
-            self._set_absent(step.digest, keep_on_disk=False)
-
-    def _failed(self, digest: str, message: str, *, is_final: bool) -> None:
-        failure = failed_again(self.failures.get(digest), message, self._clock(), is_final=is_final)
-        self.failures[digest] = failure
-        log.warning(
-            "residency.push_failed",
-            node=self.address,
-            digest=digest,
-            error=message,
-            attempts=failure.attempts,
-            final=is_final,
-        )
-
-    def _set_absent(self, digest: str, *, keep_on_disk: bool) -> None:
-        if not keep_on_disk:
-            self.held.pop(digest, None)
-        elif digest in self.held:
-            self.held[digest] = ResidentAdapter(digest, ResidencyTier.DISK)
+        self.work.stream(demand.digest)
 
     async def _disconnected(self) -> None:
         self.is_connected = False
         self._catalog_generation = -1
-        self.held.clear()
-        work = list(self._work.values())
-        for task in work:
-            task.cancel()
-        if work:
-            await asyncio.wait(work)
+        await self.work.disconnect()
+
+
+def _ready(view: RegistryView) -> set[str]:
+    return {r.digest for a in view.adapters.values() for r in a.ready}

@@ -49,8 +49,8 @@ class Fleet:
         async def off(agent: NodeAgent) -> None:
             await agent.synced(view.generation)
             for digest in digests:
-                if digest not in kept and digest in agent.held:
-                    await agent.unload(digest, keep_on_disk=False, timeout_s=timeout_s)
+                if digest not in kept and digest in agent.work.held:
+                    await agent.work.unload(digest, keep_on_disk=False, timeout_s=timeout_s)
 
         work = [asyncio.create_task(off(agent)) for agent in self.connected]
         if work:
@@ -113,7 +113,7 @@ class ResidencyService:
 
         async def off(agent: NodeAgent) -> None:
             try:
-                await agent.unload(revision.digest, keep_on_disk=True, timeout_s=timeout_s)
+                await agent.work.unload(revision.digest, keep_on_disk=True, timeout_s=timeout_s)
             except NodeCallError as error:
                 failures[agent.address] = error.message
 
@@ -173,10 +173,10 @@ class ResidencyService:
 
 def _placement(agent: NodeAgent, catalog: NodeCatalog | None, name: AdapterName, digest: str) -> Placement:
     wish = catalog.wish(digest) if catalog else None
-    held = agent.held.get(digest, ResidentAdapter(digest, ResidencyTier.ABSENT))
+    held = agent.work.held.get(digest, ResidentAdapter(digest, ResidencyTier.ABSENT))
     failure = held.failure
-    if digest in agent.failures:
-        failure = agent.failures[digest].message
+    if digest in agent.work.failures:
+        failure = agent.work.failures[digest].message
     elif not agent.is_connected:
         failure = f"node {agent.address} is not connected"
     elif catalog and wish is None:

@@ -17,10 +17,14 @@ class Failure:
     is_final: bool = False
 
     def may_retry(self, now_s: float) -> bool:
-        """Whether the next attempt's time has come. A final failure's never does."""
-        if self.is_final or self.attempts >= MAX_ATTEMPTS:
-            return False
-        return now_s - self.failed_at_s >= min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self.attempts - 1))
+        """Whether another attempt makes sense and its time has come. A final failure's never does."""
+        return not self.is_final and self.attempts < MAX_ATTEMPTS and self.is_due(now_s)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the pause after the last attempt is over."""
+        return now_s - self.failed_at_s >= min(
+            _LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self.attempts - 1, 16)
+        )
 
 
 def failed_again(former: Failure | None, message: str, now_s: float, *, is_final: bool) -> Failure:

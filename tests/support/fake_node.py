@@ -46,6 +46,7 @@ class FakeNode:
         # What each load of a digest is answered with, for ever, instead of being done.
         self.refusals: dict[str, ServiceError] = {}
         self.loads: list[str] = []
+        self.unloads: list[str] = []
         self.streamed: dict[str, bytes] = {}
         self.syncs: list[int] = []
         self._server: grpc.aio.Server | None = None
@@ -151,6 +152,9 @@ class FakeNode:
         return pb.SyncCatalogResponse(instance_id=self.instance_id, generation=generation)
 
     async def unload(self, digest: str, *, keep_on_disk: bool) -> bool:
+        self.unloads.append(digest)
+        if digest in self.refusals:
+            raise self.refusals[digest]
         adapter = self.held.pop(digest, None)
         if adapter is None:
             return False

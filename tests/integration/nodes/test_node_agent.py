@@ -225,6 +225,19 @@ async def test_deleting_takes_the_adapter_off_the_nodes_but_not_shared_content(t
         assert revision.digest not in node.held
 
 
+async def test_an_unload_that_fails_is_repeated_with_pauses_until_it_works(tmp_path: Path) -> None:
+    """Neither in a tight loop nor given up: what is deleted must go."""
+    async with stack(tmp_path) as (_, (node,)):
+        digest = "1" * 64
+        node.refusals[digest] = RefusedError("busy")
+        node.held[digest] = pb.ResidentAdapter(digest=digest, tier=HOST)
+        await eventually(lambda: node.unloads)
+        await asyncio.sleep(1.2)
+        assert 1 <= len(node.unloads) <= 3
+        del node.refusals[digest]
+        await eventually(lambda: digest not in node.held)
+
+
 async def test_many_loads_and_unloads_leave_nothing(tmp_path: Path) -> None:
     """No work, failure or resident entry is kept."""
     async with stack(tmp_path) as (parts, (node,)):
@@ -233,11 +246,11 @@ async def test_many_loads_and_unloads_leave_nothing(tmp_path: Path) -> None:
             await parts.residency.load(DEMO, "a", WantedTier.ACTIVE, 5)
             await parts.residency.unload(DEMO, "a", 5)
         (agent,) = parts.agents
-        await eventually(lambda: not agent._work)
+        await eventually(lambda: agent.work.is_idle)
         assert {a.tier for a in node.held.values()} == {DISK}
-        assert agent.failures == {}
+        assert agent.work.failures == {}
         await parts.deletion.delete(DEMO, "a", "")
-        await eventually(lambda: not node.held and not agent.held)
+        await eventually(lambda: not node.held and not agent.work.held)
 
 
 async def test_a_restarted_manager_changes_nothing_on_a_node_that_agrees(tmp_path: Path) -> None:
