@@ -10,7 +10,9 @@ import asyncio
 import hashlib
 import re
 from collections.abc import AsyncIterator, Mapping
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -29,6 +31,10 @@ _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _RETRY_AFTER_S = 5.0
+# A payload streams for as long as it takes: the bound is on silence, not on the whole request. Plain HTTP is
+# spoken only to an endpoint that the operator wrote with http://.
+_CLIENT: Any = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "24h", "allow_http": True}
+_RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
 _PREFIX = "revisions"
 
 
@@ -63,8 +69,9 @@ def open_artifact_store(url: str, config: Mapping[str, str] | None = None) -> "O
         raise InvalidStoreUrlError(
             f"store URL {url!r} is not of the form file:///dir, s3://bucket/prefix, gs:// or az://"
         )
-    options = dict(config or {})
-    return ObstoreArtifactStore(url, from_url(url, config=options), None)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    options: Any = dict(config or {})
+    store = from_url(url, config=options, client_options=_CLIENT, retry_config=_RETRY)
+    return ObstoreArtifactStore(url, store, None)
 
 
 class ObstoreArtifactStore:
