@@ -28,6 +28,7 @@ class ReplyAssembly:
         self._prompt_token_ids = prompt_token_ids
         self._adapter = adapter
         self._text = OutputText(tokenizer, sampling)
+        self._shows_stop = sampling.include_stop_string
         self._started_s = time.perf_counter()
         self._stop_string = ""
         self.num_output_tokens = 0
@@ -50,6 +51,8 @@ class ReplyAssembly:
             if self.is_stopped:
                 break
             tokens.append(self._piece(token_id, output.logprobs[index] if output.logprobs else None))
+            if self._hides(output, index):
+                continue
             scan = self._text.push(token_id)
             text += scan.text
             self._stop_string = scan.stop_string or ""
@@ -59,6 +62,11 @@ class ReplyAssembly:
         if not (text or tokens or prompt_tokens or self.finish):
             return None
         return GenerationPiece(text, tuple(tokens), prompt_tokens, self.finish)
+
+    def _hides(self, output: RequestOutput, index: int) -> bool:
+        """The token that stopped the request: its id is reported, its text is not, as users of vLLM expect."""
+        ends_here = output.finish is not None and output.finish.stop_token_id is not None
+        return ends_here and index == len(output.token_ids) - 1 and not self._shows_stop
 
     def _count(self, num_tokens: int) -> None:
         self.num_output_tokens += num_tokens

@@ -68,6 +68,6 @@ def _malformed(problem: str) -> InvalidRequestError:
 
 def _too_much(limit: str, value: int, maximum: int) -> LimitExceededError:
     return LimitExceededError(
-        f"the upload has {limit} {value}; at most {maximum} are allowed",
+        f"{limit} is {value} in this upload; the maximum is {maximum}",
         metadata={"limit": limit, "value": str(value), "maximum": str(maximum)},
     )

@@ -20,6 +20,7 @@ FAMILY = "👨\u200d👩\u200d👧".encode()
 # Each chain is a list of byte pieces; a piece stands in one chain only, so that successors are unique.
 CHAINS: dict[str, list[bytes]] = {
     "emoji": [
+        b"family: ",
         FAMILY[:1],
         FAMILY[1:3],
         FAMILY[3:6],
@@ -102,7 +103,7 @@ async def test_max_tokens_inside_a_character(stack: Stack, cut: int) -> None:
     assert out.finish is not None
     assert out.finish.reason == generation_pb2.FINISH_REASON_LENGTH
     assert out.text == expected(out.token_ids)
-    assert "\ufffd" not in "".join(deltas[:-1]).removeprefix("\ufffd" * 3)
+    assert "\ufffd" not in "".join(deltas[:-1])
 
 
 async def test_unary_says_the_same(stack: Stack) -> None:

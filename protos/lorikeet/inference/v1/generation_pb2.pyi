@@ -99,6 +99,7 @@ class SamplingParams(_message.Message):
     ignore_eos: _builtins.bool
     """Do not stop at the model's end-of-sequence tokens. Default false."""
     include_stop_string: _builtins.bool
+    """Keep the stop string, or the stop token's text, at the end of the answer. Default false."""
     logprobs: _builtins.int
     """Log-probability of each output token, with this many most likely alternatives.
     Absent: no log-probabilities. 0: the chosen token's only. At most the server's
@@ -116,7 +117,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Stop at one of these tokens."""
+        """Stop at one of these tokens. The token is among the reply's tokens, its text is not in the text."""
 
     def __init__(
         self,
