@@ -122,7 +122,8 @@ class TenantDirectory:
             return [changed, create(_owner(tenant_id, record))], record
 
         added = await self._transactions.run(attempt)
-        log.info("token.created", tenant=tenant_id, token_id=token.token_id, admin=is_admin)
+        if added is record:
+            log.info("token.created", tenant=tenant_id, token_id=token.token_id, admin=is_admin)
         return added
 
     async def revoke_token(self, tenant_id: str, token_id: str) -> None:
