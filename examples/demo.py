@@ -62,8 +62,20 @@ def stack(data_dir: Path) -> Generator[dict[str, Any]]:
     up = subprocess.Popen(  # noqa: S603
         [
             *(*LORIKEET, "up", "--model-dir", str(STORYTELLER / "model"), "--data-dir", str(data_dir)),
-            *("--inference-port", "0", "--manager-port", "0", "--device", "cpu", "--json"),
+            # float32: few CPUs multiply bfloat16 fast.
+            *(
+                "--inference-port",
+                "0",
+                "--manager-port",
+                "0",
+                "--device",
+                "cpu",
+                "--dtype",
+                "float32",
+                "--json",
+            ),
         ],
+        env={**os.environ, "INFERENCE_MODEL_NAME": "storyteller"},
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C reaches this script, which then stops the stack in order

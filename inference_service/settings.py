@@ -47,6 +47,7 @@ class Settings(BaseSettings):
     tls_client_ca: FilePath | None = Field(None, description="Ask clients for a certificate of this CA.")
     metrics_listen: str | None = Field(None, description="host:port of Prometheus metrics; off without.")
     node_token: SecretStr | None = Field(None, description="Shared secret of the adapter manager.")
+    model_name: str = Field("", description="Name shown to clients; default: the directory's.")
     static_tenants: dict[str, SecretStr] = Field(
         {},
         description='Tenants known without a manager, as JSON: {"demo": "<token>"}. For benches and tests.',
@@ -117,6 +118,7 @@ class Settings(BaseSettings):
         """The engine process's own settings."""
         return EngineConfig(
             model_dir=str(self.model_dir.absolute()),
+            model_name=self.model_name,
             device=_device() if self.device == "auto" else self.device,
             dtype=self.dtype,
             load_format=self.load_format,

@@ -20,6 +20,7 @@ class EngineConfig:
 
     model_dir: str
     disk_cache_dir: str
+    model_name: str = ""
     device: str = "cpu"
     dtype: str = "auto"
     load_format: str = "auto"

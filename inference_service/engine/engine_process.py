@@ -113,7 +113,7 @@ def engine_info(config: EngineConfig, backend: Backend) -> EngineInfo:
     """What the front end is told of the engine."""
     facts = backend.info
     return EngineInfo(
-        model_name=facts.model_name,
+        model_name=config.model_name or facts.model_name,
         architecture=facts.architecture,
         base_digest=facts.base_digest,
         dtype=facts.dtype,
