@@ -243,7 +243,7 @@ class EngineClient:
             log.error("engine.died", instance_id=self.instance_id, reason=death.message)
             process, self._process = self._process, None
             # What it died of is for the log: a traceback's words may hold another tenant's.
-            self._fail_all(EngineDeadError("the engine process ended and is being restarted", retry_after_s=5.0))
+            self._fail_all(EngineDeadError("the engine process ended, another starts", retry_after_s=5.0))
             await process.end()
             backoff_s = _FIRST_BACKOFF_S
             while self._process is None:
