@@ -1,17 +1,20 @@
 """down_shrink: h = A act for the down projection, per (token, expert) pair.
 
-    h[p, 0, :R] = A[slot(t), site][expert(p)] @ act[t, k],   p = t * K + k
+    sum over parts of h[part, p, 0, 0, :R] = A[slot(t), site][expert(p)] @ act[t, k],   p = t * K + k
 
-act [T, K, I] compute dtype; A [E, R, I] in the arena; h [T * K, 1, Rmax] float32, written, never rounded.
-Entries beyond a pair's rank and rows of pairs without an adapter stay as they are.
+act [T, K, I] compute dtype; A [E, R, I] in the arena; h [parts, T * K, 1, 1, Rmax] float32, written, never rounded:
+a part is the product over a share of I. Entries beyond a pair's rank and rows of pairs without an adapter stay as they are.
 """
 
 import torch
 
+from lorikeet_kernels.device_name import device_name
+from lorikeet_kernels.grouped_shrink import grouped_shrink
 from lorikeet_kernels.lora_segments import LoraSegments
 from lorikeet_kernels.lora_tables import LoraTables
-from lorikeet_kernels.lora_weights import site_a, site_rank
+from lorikeet_kernels.lora_weights import pair_products, site_a, site_rank
 from lorikeet_kernels.moe_groups import MoeGroups
+from lorikeet_kernels.tiling import OpShape, select_shrink
 
 
 def down_shrink_reference(
@@ -23,16 +26,34 @@ def down_shrink_reference(
     tables: LoraTables,
     site: int,
 ) -> None:
-    """The op on CPU: one matmul per (expert, slot) group, accumulated in float32."""
+    """The op on CPU: one batched product for all pairs of a slot, accumulated in float32."""
     del topk_ids, segments  # groups say the same
     flat = act.view(-1, act.shape[2])
-    for group in groups.pair_groups:
-        rank = site_rank(tables, group.slot, site)
+    for chosen in groups.slot_pairs:
+        rank = site_rank(tables, chosen.slot, site)
         if rank == 0:
             continue
-        a = site_a(tables, group.slot, site, act.shape[2], group.expert)[0]
-        rows = flat.index_select(0, group.pairs).to(torch.float32)
-        h[group.pairs, 0, :rank] = rows @ a.to(torch.float32).T
+        a = site_a(tables, chosen.slot, site, act.shape[2], groups.num_experts)
+        rows = flat.index_select(0, chosen.pairs).float()
+        h[0, :, 0, 0, :rank].index_copy_(
+            0, chosen.pairs, pair_products(a.flatten(1, 2), chosen.experts, rows)
+        )
+        h[1:, chosen.pairs, 0, 0, :rank] = 0.0
 
 
-down_shrink = down_shrink_reference
+def down_shrink(
+    h: torch.Tensor,
+    act: torch.Tensor,
+    topk_ids: torch.Tensor,
+    groups: MoeGroups,
+    segments: LoraSegments,
+    tables: LoraTables,
+    site: int,
+) -> None:
+    """Launch for grouped pairs; decode batches take `lorikeet_kernels.pair_lora` instead."""
+    if groups.blocks is None:
+        down_shrink_reference(h, act, topk_ids, groups, segments, tables, site)
+        return
+    shape = OpShape("down", act.shape[2], 0, tables.max_rank, topk_ids.numel())
+    tiles = select_shrink(shape, groups.blocks.block_m, device_name(act))
+    grouped_shrink(h, act, groups.blocks, tables, (site, site, site), tiles, x_div=1)

@@ -10,9 +10,15 @@ slot -1 and columns of a site with rank 0 keep their bits.
 
 import torch
 
+from lorikeet_kernels.device_name import device_name
+from lorikeet_kernels.grouped_expand import grouped_expand
+from lorikeet_kernels.grouped_shrink import grouped_shrink
 from lorikeet_kernels.lora_segments import LoraSegments
 from lorikeet_kernels.lora_tables import LoraTables
 from lorikeet_kernels.lora_weights import add_rounded, site_a, site_b, site_rank
+from lorikeet_kernels.output_lanes import site_lanes
+from lorikeet_kernels.pair_lora import MAX_SITES, pair_lora
+from lorikeet_kernels.tiling import OpShape, select_expand, select_pair, select_shrink
 
 
 def lora_linear_reference(
@@ -25,14 +31,14 @@ def lora_linear_reference(
     num_slices: tuple[int, ...] | None = None,
 ) -> None:
     """The op on CPU: per slot segment and site, float32 matmuls."""
-    _check(out, x, segments, tables, sites, out_features, num_slices)
+    del num_slices  # num_a says the same
     indptr = segments.indptr.tolist()
     for slot in range(segments.num_slots):
         start, end = indptr[slot + 1], indptr[slot + 2]
         if start == end:
             continue
         tokens = segments.order[start:end].to(torch.int64)
-        rows = x.index_select(0, tokens).to(torch.float32)
+        rows = x.index_select(0, tokens).float()
         column = 0
         for site, width in zip(sites, out_features, strict=True):
             if site_rank(tables, slot, site) > 0:
@@ -50,8 +56,8 @@ def _add_site(
     column: int,
     width: int,
 ) -> None:
-    a = site_a(tables, slot, site, rows.shape[1]).to(torch.float32)
-    b = site_b(tables, slot, site, width).to(torch.float32)
+    a = site_a(tables, slot, site, rows.shape[1])[0].float()
+    b = site_b(tables, slot, site, width)[0].float()
     part = width // a.shape[0]
     for index in range(a.shape[0]):
         delta = (rows @ a[index].T) @ b[index * part : (index + 1) * part].T
@@ -74,6 +80,10 @@ def _check(
             f"out {tuple(out.shape)} and x {tuple(x.shape)} must have {num_tokens} rows, and out"
             f" {sum(out_features)} columns, the sum of out_features {out_features}"
         )
+    if not 1 <= len(sites) <= MAX_SITES:
+        raise ValueError(f"{len(sites)} sites {sites}: one call fuses 1 to {MAX_SITES}")
+    if not out.is_contiguous() or not x.is_contiguous():
+        raise ValueError(f"out strides {out.stride()} and x strides {x.stride()}: both must be contiguous")
     if len(sites) != len(out_features) or (num_slices is not None and len(num_slices) != len(sites)):
         raise ValueError(
             f"sites {sites}, out_features {out_features} and num_slices {num_slices} differ in length"
@@ -84,4 +94,37 @@ def _check(
         )
 
 
-lora_linear = lora_linear_reference
+def lora_linear(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    segments: LoraSegments,
+    tables: LoraTables,
+    sites: tuple[int, ...],
+    out_features: tuple[int, ...],
+    num_slices: tuple[int, ...] | None = None,
+) -> None:
+    """Launch: one kernel at decode, a grouped shrink and expand at prefill, the reference on CPU."""
+    _check(out, x, segments, tables, sites, out_features, num_slices)
+    if x.shape[0] == 0:
+        return
+    if x.device.type == "cpu":
+        lora_linear_reference(out, x, segments, tables, sites, out_features, num_slices)
+        return
+    slices = num_slices or (1,) * len(sites)
+    lanes = site_lanes(out_features, slices)
+    device = device_name(x)
+    shape = OpShape("linear", x.shape[1], out.shape[1], tables.max_rank, x.shape[0])
+    if segments.blocks is None:
+        tiles = select_pair(shape, device)
+        pair_lora(out, x, segments.token_slot, None, None, tables, sites, lanes, tiles, segments.workspace)
+        return
+    shrink_tiles = select_shrink(shape, segments.blocks.block_m, device)
+    h = torch.empty(
+        (shrink_tiles.splits, x.shape[0], len(sites), max(slices), tables.max_rank),
+        dtype=torch.float32,
+        device=x.device,
+    )
+    padded = (*sites, *(sites[0],) * (MAX_SITES - len(sites)))
+    grouped_shrink(h, x, segments.blocks, tables, padded, shrink_tiles, x_div=1)
+    expand_tiles = select_expand(shape, segments.blocks.block_m, device)
+    grouped_expand(out, h, None, segments.blocks, tables, padded, lanes, expand_tiles)

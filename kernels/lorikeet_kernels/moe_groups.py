@@ -5,59 +5,82 @@ Made once per layer and shared by the base expert GEMMs and the four LoRA ops. A
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from lorikeet_kernels.group_blocks import GroupBlocks, group_pairs
 from lorikeet_kernels.lora_segments import LoraSegments
+from lorikeet_kernels.tiling import select_block_m
 
 
 @dataclass(frozen=True, slots=True)
-class PairGroup:
-    """The pairs of one (expert, slot), as the references walk them; host values."""
+class SlotPairs:
+    """The pairs of one LoRA slot, by expert, as the references walk them."""
 
-    expert: int
     slot: int
-    pairs: torch.Tensor  # [n] int64, ascending
+    experts: torch.Tensor  # [n] int64, ascending
+    pairs: torch.Tensor  # [n] int64
+    tokens: torch.Tensor  # [n] int64
 
 
 @dataclass(frozen=True, slots=True)
 class MoeGroups:
     """Pairs ordered by (expert, slot), slot -1 first. Valid for one layer of one step.
 
-    Expert e's pairs are `order[expert_indptr[e]:expert_indptr[e + 1]]`. `pair_groups` lists the groups that
-    have an adapter; it is made on CPU only, where reading the ids costs no device sync.
+    Expert e's pairs are `order[expert_indptr[e]:expert_indptr[e + 1]]`, in no given order within a (expert, slot)
+    on a GPU. `slot_pairs` lists the pairs that have an adapter; it is made on CPU only, where reading the ids
+    costs no device sync. `blocks` cuts the groups for the GPU's kernels.
     """
 
-    order: torch.Tensor  # [T * K] int32
+    order: torch.Tensor  # [T * K] int64 on CPU, int32 on a GPU
     expert_indptr: torch.Tensor  # [E + 1] int32
     num_experts: int
     top_k: int
-    pair_groups: tuple[PairGroup, ...] = ()
+    slot_pairs: tuple[SlotPairs, ...] = ()
+    blocks: GroupBlocks | None = None
 
 
 def make_moe_groups(topk_ids: torch.Tensor, segments: LoraSegments, num_experts: int) -> MoeGroups:
-    """Group `topk_ids` [T, K] int32 by (expert, slot). Nothing leaves the device; no host sync on a GPU."""
+    """Group `topk_ids` [T, K] int32 by (expert, slot). Nothing leaves the device; no host sync on a GPU.
+
+    On a GPU decode batches need no groups for their adapters: call it there for the base GEMMs' sake alone, or
+    pass None to the LoRA ops (`lorikeet_kernels.tiling.is_ungrouped` says when).
+    """
     num_tokens, top_k = topk_ids.shape
     if segments.token_slot.shape[0] != num_tokens:
         raise ValueError(
             f"topk_ids has {num_tokens} tokens and token_slot {segments.token_slot.shape[0]}: they must agree"
         )
-    expert = topk_ids.reshape(-1).to(torch.int64)
-    slot = segments.token_slot.to(torch.int64).repeat_interleave(top_k)
-    key = expert * (segments.num_slots + 1) + slot + 1
-    order = torch.argsort(key, stable=True)
-    bounds = torch.arange(num_experts + 1, dtype=torch.int64, device=topk_ids.device)
-    expert_indptr = torch.searchsorted(expert.index_select(0, order), bounds, out_int32=True)
-    groups = _pair_groups(key.index_select(0, order), order, segments.num_slots)
-    return MoeGroups(order.to(torch.int32), expert_indptr, num_experts, top_k, groups)
+    if topk_ids.device.type != "cpu":
+        block_m = select_block_m(topk_ids.numel(), num_experts, segments.num_slots)
+        blocks = group_pairs(
+            topk_ids, segments.token_slot, num_experts, segments.num_slots, block_m, segments.workspace
+        )
+        return MoeGroups(
+            blocks.order, blocks.starts[:: segments.num_slots + 1], num_experts, top_k, (), blocks
+        )
+    return _make_on_cpu(topk_ids, segments, num_experts)
 
 
-def _pair_groups(sorted_key: torch.Tensor, order: torch.Tensor, num_slots: int) -> tuple[PairGroup, ...]:
-    keys, counts = torch.unique_consecutive(sorted_key, return_counts=True)
-    groups: list[PairGroup] = []
-    start = 0
-    for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-        expert, segment = divmod(key, num_slots + 1)
-        if segment > 0:
-            groups.append(PairGroup(expert, segment - 1, order[start : start + count]))
-        start += count
-    return tuple(groups)
+def _make_on_cpu(topk_ids: torch.Tensor, segments: LoraSegments, num_experts: int) -> MoeGroups:
+    # numpy shares the tensors' memory and costs a third of torch's per-op overhead at a decode step's sizes
+    top_k = topk_ids.shape[1]
+    expert = topk_ids.numpy().reshape(-1).astype(np.int64)
+    slot = np.repeat(segments.token_slot.numpy(), top_k)
+    order = np.argsort(expert * (segments.num_slots + 1) + slot + 1, kind="stable")
+    sorted_expert = expert[order]
+    indptr = np.searchsorted(sorted_expert, np.arange(num_experts + 1)).astype(np.int32)
+    sorted_slot = slot[order]
+    chosen: list[SlotPairs] = []
+    for used in np.unique(slot[slot >= 0]).tolist():
+        here = np.flatnonzero(sorted_slot == used)
+        pairs = order[here]
+        chosen.append(
+            SlotPairs(
+                used,
+                torch.from_numpy(sorted_expert[here]),
+                torch.from_numpy(pairs),
+                torch.from_numpy(pairs // top_k),
+            )
+        )
+    return MoeGroups(torch.from_numpy(order), torch.from_numpy(indptr), num_experts, top_k, tuple(chosen))

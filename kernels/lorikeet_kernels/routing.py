@@ -5,6 +5,8 @@ a tie never makes two runs differ. Weights [T, K] float32, ids [T, K] int32, bes
 """
 
 import torch
+import triton
+import triton.language as tl
 
 
 def route_softmax_reference(
@@ -14,11 +16,11 @@ def route_softmax_reference(
 
     With `renormalize` this equals a softmax over the chosen logits alone (gpt-oss, Mixtral).
     """
-    scores = torch.softmax(logits.to(torch.float32), dim=1)
-    weights, ids = _largest(scores, top_k)
+    # the choice is made on logits, where values that differ never become equal by rounding
+    values, ids = _largest(logits.to(torch.float32), top_k)
     if renormalize:
-        weights = weights / weights.sum(dim=1, keepdim=True)
-    return weights, ids.to(torch.int32)
+        return torch.softmax(values, dim=1), ids.to(torch.int32)
+    return torch.softmax(logits.to(torch.float32), dim=1).gather(1, ids), ids.to(torch.int32)
 
 
 def route_sigmoid_grouped_reference(
@@ -63,6 +65,132 @@ def _largest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     return values[:, :count].contiguous(), ids[:, :count].contiguous()
 
 
-route_softmax = route_softmax_reference
-route_sigmoid_grouped = route_sigmoid_grouped_reference
-route_sigmoid = route_sigmoid_reference
+@triton.jit
+def _allowed_experts(biased, lane, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Which experts lie in the best groups; BLOCK is the number of experts, a power of two here."""
+    grouped = tl.reshape(biased, [NUM_GROUPS, BLOCK // NUM_GROUPS])
+    member = tl.arange(0, BLOCK // NUM_GROUPS)
+    best = tl.max(grouped, axis=1)
+    first = tl.argmax(grouped, axis=1, tie_break_left=True)
+    second = tl.max(tl.where(member[None, :] == first[:, None], float("-inf"), grouped), axis=1)
+    group_score = best + tl.where(second == float("-inf"), 0.0, second)
+    group = tl.arange(0, NUM_GROUPS)
+    chosen = tl.zeros([NUM_GROUPS], tl.int32)
+    for _ in tl.static_range(TOP_K_GROUPS):
+        winner = tl.argmax(tl.where(chosen == 1, float("-inf"), group_score), axis=0, tie_break_left=True)
+        chosen = tl.where(group == winner, 1, chosen)
+    spread = tl.broadcast_to(chosen[:, None], [NUM_GROUPS, BLOCK // NUM_GROUPS])
+    return tl.reshape(spread, [BLOCK]) == 1
+
+
+@triton.jit
+def _route_kernel(
+    logits_ptr, bias_ptr, weights_ptr, ids_ptr, scale,
+    NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TOP_K_P2: tl.constexpr, BLOCK: tl.constexpr,
+    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    inside = lane < NUM_EXPERTS
+    logits = tl.load(logits_ptr + token * NUM_EXPERTS + lane, mask=inside, other=float("-inf")).to(tl.float32)
+    if SIGMOID:
+        score = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        shifted = tl.exp(logits - tl.max(logits, axis=0))
+        score = shifted / tl.sum(shifted, axis=0)
+    key = logits
+    if HAS_BIAS:
+        key = score + tl.load(bias_ptr + lane, mask=inside, other=0.0).to(tl.float32)
+    key = tl.where(inside, key, float("-inf"))
+    if NUM_GROUPS > 1:
+        key = tl.where(_allowed_experts(key, lane, NUM_GROUPS, TOP_K_GROUPS, BLOCK), key, float("-inf"))
+    place = tl.arange(0, TOP_K_P2)
+    chosen = tl.zeros([TOP_K_P2], tl.int32)
+    weights = tl.zeros([TOP_K_P2], tl.float32)
+    taken = lane < 0
+    for k in tl.static_range(TOP_K):
+        winner = tl.argmax(tl.where(taken, float("-inf"), key), axis=0, tie_break_left=True)
+        taken = taken | (lane == winner)
+        chosen = tl.where(place == k, winner, chosen)
+        weights = tl.where(place == k, tl.sum(tl.where(lane == winner, score, 0.0), axis=0), weights)
+    if RENORMALIZE:
+        weights = weights / (tl.sum(weights, axis=0) + 1e-20)
+    tl.store(ids_ptr + token * TOP_K + place, chosen, mask=place < TOP_K)
+    tl.store(weights_ptr + token * TOP_K + place, weights * scale, mask=place < TOP_K)
+
+
+def _route(
+    logits: torch.Tensor,
+    correction_bias: torch.Tensor | None,
+    top_k: int,
+    *,
+    sigmoid: bool,
+    num_groups: int = 1,
+    top_k_groups: int = 1,
+    renormalize: bool = False,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    num_tokens, num_experts = logits.shape
+    weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
+    ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
+    block = triton.next_power_of_2(num_experts)
+    if num_groups > 1 and (block != num_experts or triton.next_power_of_2(num_groups) != num_groups):
+        raise ValueError(f"{num_experts} experts in {num_groups} groups: grouped routing takes powers of two")
+    if num_tokens > 0:
+        _route_kernel[(num_tokens,)](
+            logits.contiguous(), logits if correction_bias is None else correction_bias, weights, ids, scale,
+            NUM_EXPERTS=num_experts, TOP_K=top_k, TOP_K_P2=triton.next_power_of_2(top_k), BLOCK=block,
+            SIGMOID=sigmoid, HAS_BIAS=correction_bias is not None, NUM_GROUPS=num_groups,
+            TOP_K_GROUPS=top_k_groups, RENORMALIZE=renormalize, num_warps=1,
+        )  # fmt: skip
+    return weights, ids
+
+
+def route_softmax(
+    logits: torch.Tensor, top_k: int, *, renormalize: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `route_softmax_reference`; `logits` [T, E]."""
+    if logits.device.type == "cpu":
+        return route_softmax_reference(logits, top_k, renormalize=renormalize)
+    return _route(logits, None, top_k, sigmoid=False, renormalize=renormalize)
+
+
+def route_sigmoid_grouped(
+    logits: torch.Tensor,
+    correction_bias: torch.Tensor,
+    top_k: int,
+    *,
+    num_groups: int,
+    top_k_groups: int,
+    renormalize: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `route_sigmoid_grouped_reference`; `logits` [T, E], `correction_bias` [E]."""
+    if logits.device.type == "cpu":
+        return route_sigmoid_grouped_reference(
+            logits,
+            correction_bias,
+            top_k,
+            num_groups=num_groups,
+            top_k_groups=top_k_groups,
+            renormalize=renormalize,
+            scale=scale,
+        )
+    return _route(
+        logits,
+        correction_bias,
+        top_k,
+        sigmoid=True,
+        num_groups=num_groups,
+        top_k_groups=top_k_groups,
+        renormalize=renormalize,
+        scale=scale,
+    )
+
+
+def route_sigmoid(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `route_sigmoid_reference`; `logits` [T, E]."""
+    if logits.device.type == "cpu":
+        return route_sigmoid_reference(logits, top_k)
+    return _route(logits, None, top_k, sigmoid=True)

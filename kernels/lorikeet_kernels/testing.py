@@ -90,8 +90,8 @@ def exact_delta(
     delta = torch.zeros(width, dtype=torch.float64, device=x.device)
     if slot < 0 or site_rank(tables, slot, site) == 0:
         return delta
-    a = site_a(tables, slot, site, x.shape[0], expert).to(torch.float64)
-    b = site_b(tables, slot, site, width, expert).to(torch.float64)
+    a = site_a(tables, slot, site, x.shape[0], expert + 1)[expert].to(torch.float64)
+    b = site_b(tables, slot, site, width, expert + 1)[expert].to(torch.float64)
     num_a = site_num_a(tables, slot, site)
     for index in range(num_a):
         columns = slice(0, width) if num_a == 1 else slice_columns(row_order, width, index)

@@ -40,8 +40,13 @@ def test_groups_partition_the_pairs(num_tokens: int) -> None:
     for e in range(9):
         start, end = groups.expert_indptr[e], groups.expert_indptr[e + 1]
         assert all(key[0] == e for key in keys[start:end])
-    walked = [(g.expert, g.slot, p) for g in groups.pair_groups for p in g.pairs.tolist()]
-    assert walked == [key for key in keys if key[1] >= 0]
+    walked = [
+        (int(expert), chosen.slot, int(pair))
+        for chosen in groups.slot_pairs
+        for expert, pair, token in zip(chosen.experts, chosen.pairs, chosen.tokens, strict=True)
+        if token == pair // 3
+    ]
+    assert sorted(walked) == [key for key in keys if key[1] >= 0]
 
 
 def test_token_counts_must_agree() -> None:

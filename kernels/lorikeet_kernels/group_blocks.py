@@ -1,0 +1,146 @@
+"""Sort pairs by (expert, slot) on the GPU and cut each group that has an adapter into blocks of rows.
+
+Three dependent launches, no host sync: count (a pair's rank within its group comes from an atomic counter, so pairs
+of one group come in any order: no result depends on it), scan, scatter.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from lorikeet_kernels.lora_workspace import LoraWorkspace
+
+BLOCK = 256
+SCAN_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """`blocks[b]` = (first place in order, number of pairs <= block_m, expert, slot), b < num_blocks[0].
+
+    `starts` holds where each group begins in order, group = expert * (S + 1) + slot + 1, and the number of pairs
+    at its end. `capacity` bounds num_blocks on the host.
+    """
+
+    order: torch.Tensor  # [P] int32
+    starts: torch.Tensor  # [E * (S + 1) + 1] int32
+    blocks: torch.Tensor  # [capacity, 4] int32
+    num_blocks: torch.Tensor  # [1] int32
+    block_m: int
+    capacity: int
+
+
+@triton.jit
+def _group_of(
+    topk_ids_ptr, token_slot_ptr, i, inside, num_slots, TOP_K: tl.constexpr, HAS_EXPERTS: tl.constexpr
+):
+    slot = tl.load(token_slot_ptr + i // TOP_K, mask=inside, other=-1)
+    expert = tl.zeros_like(slot)
+    if HAS_EXPERTS:
+        expert = tl.load(topk_ids_ptr + i, mask=inside, other=0)
+    return expert * (num_slots + 1) + slot + 1, expert, slot
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_slots"])
+def _count_kernel(
+    topk_ids_ptr, token_slot_ptr, counts_ptr, rank_ptr, num_pairs, num_slots,
+    TOP_K: tl.constexpr, HAS_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < num_pairs
+    group, _, _ = _group_of(topk_ids_ptr, token_slot_ptr, i, inside, num_slots, TOP_K, HAS_EXPERTS)
+    rank = tl.atomic_add(counts_ptr + group, 1, mask=inside, sem="relaxed")
+    tl.store(rank_ptr + i, rank, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_groups", "num_slots"])
+def _scan_kernel(
+    counts_ptr, starts_ptr, block_starts_ptr, num_blocks_ptr, num_pairs, num_groups, num_slots,
+    BLOCK_M: tl.constexpr, SCAN_BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    pairs_before = 0
+    blocks_before = 0
+    first = 0
+    while first < num_groups:
+        group = first + tl.arange(0, SCAN_BLOCK)
+        inside = group < num_groups
+        count = tl.load(counts_ptr + group, mask=inside, other=0)
+        tl.store(counts_ptr + group, tl.zeros_like(count), mask=inside)  # ready for the next layer's count
+        num_blocks = tl.where(group % (num_slots + 1) == 0, 0, tl.cdiv(count, BLOCK_M))
+        tl.store(starts_ptr + group, pairs_before + tl.cumsum(count, 0) - count, mask=inside)
+        tl.store(block_starts_ptr + group, blocks_before + tl.cumsum(num_blocks, 0) - num_blocks, mask=inside)
+        pairs_before += tl.sum(count)
+        blocks_before += tl.sum(num_blocks)
+        first += SCAN_BLOCK
+    tl.store(starts_ptr + num_groups, num_pairs)
+    tl.store(num_blocks_ptr, blocks_before)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_slots"])
+def _scatter_kernel(
+    topk_ids_ptr, token_slot_ptr, rank_ptr, starts_ptr, block_starts_ptr, order_ptr, blocks_ptr, num_pairs, num_slots,
+    TOP_K: tl.constexpr, HAS_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < num_pairs
+    group, expert, slot = _group_of(topk_ids_ptr, token_slot_ptr, i, inside, num_slots, TOP_K, HAS_EXPERTS)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    rank = tl.load(rank_ptr + i, mask=inside, other=0)
+    start = tl.load(starts_ptr + group, mask=inside, other=0)
+    end = tl.load(starts_ptr + group + 1, mask=inside, other=0)
+    tl.store(order_ptr + start + rank, i, mask=inside)
+    leads = inside & (slot >= 0) & (rank % BLOCK_M == 0)
+    entry = blocks_ptr + 4 * (tl.load(block_starts_ptr + group, mask=leads, other=0) + rank // BLOCK_M)
+    tl.store(entry, start + rank, mask=leads)
+    tl.store(entry + 1, tl.minimum(end - start - rank, BLOCK_M), mask=leads)
+    tl.store(entry + 2, expert, mask=leads)
+    tl.store(entry + 3, slot, mask=leads)
+
+
+def group_pairs(
+    topk_ids: torch.Tensor | None,
+    token_slot: torch.Tensor,
+    num_experts: int,
+    num_slots: int,
+    block_m: int,
+    workspace: LoraWorkspace,
+) -> GroupBlocks:
+    """Group the pairs of `topk_ids` [T, K] int32, or the tokens themselves where it is None (one expert)."""
+    top_k = 1 if topk_ids is None else topk_ids.shape[1]
+    num_pairs = token_slot.shape[0] * top_k
+    num_groups = num_experts * (num_slots + 1)
+    device = token_slot.device
+    capacity = min(num_pairs, triton.cdiv(num_pairs, block_m) + num_experts * num_slots)
+    counts = workspace.zeroed(("group_counts", num_groups), num_groups)
+    scratch = torch.empty(num_pairs + 2 * (num_groups + 1), dtype=torch.int32, device=device)
+    rank = scratch[:num_pairs]
+    starts = scratch[num_pairs : num_pairs + num_groups + 1]
+    block_starts = scratch[num_pairs + num_groups + 1 :]
+    order = torch.empty(num_pairs, dtype=torch.int32, device=device)
+    blocks = torch.empty((max(1, capacity), 4), dtype=torch.int32, device=device)
+    num_blocks = torch.empty(1, dtype=torch.int32, device=device)
+    ids = token_slot if topk_ids is None else topk_ids
+    grid = (triton.cdiv(num_pairs, BLOCK),)
+    pdl = device.type == "cuda"
+    dependent = {"launch_pdl": True} if pdl else {}
+    _count_kernel[grid](
+        ids, token_slot, counts, rank, num_pairs, num_slots,
+        TOP_K=top_k, HAS_EXPERTS=topk_ids is not None, BLOCK=BLOCK, PDL=pdl,
+    )  # fmt: skip
+    _scan_kernel[(1,)](
+        counts, starts, block_starts, num_blocks, num_pairs, num_groups, num_slots,
+        BLOCK_M=block_m, SCAN_BLOCK=SCAN_BLOCK, PDL=pdl, num_warps=16, **dependent,
+    )  # fmt: skip
+    _scatter_kernel[grid](
+        ids, token_slot, rank, starts, block_starts, order, blocks, num_pairs, num_slots,
+        TOP_K=top_k, HAS_EXPERTS=topk_ids is not None, BLOCK_M=block_m, BLOCK=BLOCK, PDL=pdl, **dependent,
+    )  # fmt: skip
+    return GroupBlocks(order, starts, blocks, num_blocks, block_m, capacity)

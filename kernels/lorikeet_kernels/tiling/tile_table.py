@@ -1,0 +1,81 @@
+"""Measured tiles: one JSON file a device beside this one, named after it, read once."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lorikeet_kernels.tiling.tile_config import OpShape
+
+FOLDER = Path(__file__).parent
+NEAREST = 2.0  # an entry serves shapes with up to 4x fewer or more pairs (log2)
+
+
+@dataclass(frozen=True, slots=True)
+class TileEntry:
+    """The fastest tiles seen for a stage ("pair", "shrink", "expand") of an op at one shape.
+
+    `block_m` is 0 for "pair". `us` is what was measured, for readers.
+    """
+
+    stage: str
+    shape: OpShape
+    block_m: int
+    tiles: Mapping[str, Any]
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class TileTable:
+    """All entries of a device; `device` is the name that torch reports, `measured` a date."""
+
+    device: str
+    measured: str
+    entries: Sequence[TileEntry]
+
+    def nearest(self, stage: str, shape: OpShape, block_m: int = 0) -> TileEntry | None:
+        """The entry of the same op, sizes, rank and block_m with the closest number of pairs, if close enough."""
+        best: TileEntry | None = None
+        best_distance = NEAREST
+        for entry in self.entries:
+            at = entry.shape
+            if entry.stage != stage or entry.block_m != block_m or _sizes(stage, at) != _sizes(stage, shape):
+                continue
+            distance = abs(math.log2(at.num_pairs / max(1, shape.num_pairs)))
+            if distance <= best_distance:
+                best, best_distance = entry, distance
+        return best
+
+
+def _sizes(stage: str, shape: OpShape) -> tuple[str, int, int, int]:
+    # a shrink never sees the output's width, nor an expand the input's
+    in_features = 0 if stage == "expand" else shape.in_features
+    out_features = 0 if stage == "shrink" else shape.out_features
+    return shape.op, in_features, out_features, shape.max_rank
+
+
+def file_of(device: str) -> Path:
+    """Where a device's table lies: "NVIDIA H200" in nvidia_h200.json."""
+    return FOLDER / f"{device.lower().replace(' ', '_').replace('/', '_')}.json"
+
+
+def parse(text: str) -> TileTable:
+    """A table from its JSON text; raises KeyError, TypeError or ValueError on anything else."""
+    raw = json.loads(text)
+    entries = [
+        TileEntry(e["stage"], OpShape(**e["shape"]), e["block_m"], e["tiles"], e["us"])
+        for e in raw["entries"]
+    ]
+    return TileTable(raw["device"], raw["measured"], entries)
+
+
+@cache
+def load(device: str) -> TileTable:
+    """The shipped table of `device`, or an empty one."""
+    path = file_of(device)
+    if not path.exists():
+        return TileTable(device, "", ())
+    return parse(path.read_text())
