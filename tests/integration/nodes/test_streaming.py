@@ -1,0 +1,71 @@
+"""Payloads for nodes that cannot read the store, on a load or on their own demand."""
+
+from pathlib import Path
+
+import pytest
+
+from adapter_manager.application.payloads import PayloadPusher
+from adapter_manager.domain.adapter import RevisionState, WantedTier
+from adapter_manager.domain.errors import NodeCallError
+from adapter_manager.domain.node import ResidencyTier
+from lorikeet_contract.manifest import PayloadDtype
+from tests.support.built_revisions import MemoryArtifacts, make_built
+from tests.support.fake_node import RefusedError
+from tests.support.manager_parts import running_node
+from tests.support.node_stack import DEMO, HOST, stack, tier
+from tests.support.waiting import eventually
+
+
+async def test_a_node_that_does_not_share_the_store_is_sent_the_payload(tmp_path: Path) -> None:
+    """In chunks, byte for byte; from then on without asking it to read first."""
+    async with stack(tmp_path, shares_store=False) as (parts, (node,)):
+        for seed in ("one", "two"):
+            revision, _ = await parts.push(f"demo/{seed}", seed)
+            placements = await parts.residency.load(DEMO, seed, WantedTier.HOST, 5)
+            assert [p.failure for p in placements] == [""]
+            assert node.streamed[revision.digest] == make_built(tmp_path, seed).payload_path.read_bytes()
+        assert len(node.loads) == 3
+
+
+async def test_a_demand_is_answered_with_the_payload(tmp_path: Path) -> None:
+    """Only for what is registered."""
+    async with stack(tmp_path, shares_store=False) as (parts, (node,)):
+        revision, _ = await parts.push("demo/a")
+        await eventually(node.names)
+        await node.demand("0" * 64)
+        await node.demand(revision.digest)
+        await eventually(lambda: revision.digest in node.streamed)
+        assert tier(node, revision.digest) == HOST
+        assert node.loads == [revision.digest]
+
+
+async def test_files_that_are_gone_make_the_revision_failed(tmp_path: Path) -> None:
+    """It leaves the catalog, so a request for it is refused and never answered by something else."""
+    async with stack(tmp_path, shares_store=False) as (parts, (node,)):
+        revision, _ = await parts.push("demo/a")
+        assert isinstance(parts.store, MemoryArtifacts)
+        parts.store.stored.clear()
+        await eventually(node.names)
+        await node.demand(revision.digest)
+        await eventually(lambda: node.names() == {})
+        details = await parts.adapters.get(DEMO, "a")
+        assert details.adapter.revisions[0].state is RevisionState.FAILED
+
+
+async def test_calls_to_a_node_that_is_away_or_refuses_are_named(tmp_path: Path) -> None:
+    """Which node, its own code and reason."""
+    async with running_node() as (node, client):
+        store = MemoryArtifacts()
+        built = make_built(tmp_path, "x", dtype=PayloadDtype.BFLOAT16)
+        await store.put(built)
+        node.refusals[built.digest] = RefusedError("no")
+        with pytest.raises(NodeCallError, match=node.address) as caught:
+            await PayloadPusher(client, store).load(
+                built.digest, ResidencyTier.HOST, is_pinned=False, timeout_s=5
+            )
+        assert caught.value.node_code == "FAILED_PRECONDITION"
+        assert caught.value.node_reason == "ADAPTER_UNAVAILABLE"
+        await node.stop()
+        with pytest.raises(NodeCallError) as caught:
+            await client.resident()
+        assert caught.value.node_code == "UNAVAILABLE"
