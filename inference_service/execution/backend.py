@@ -68,6 +68,7 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         host_pool,
         placer.indices,
         num_slots=config.num_slots,
+        max_rank=config.max_rank,
         total_bytes=plan.arena_bytes,
         dtype=dtype,
         device=device,

@@ -12,6 +12,7 @@ from lorikeet_kernels.attention_metadata import AttentionMetadata
 from lorikeet_kernels.linear import ROW_TILE
 from lorikeet_kernels.lora_segments import make_lora_segments
 from lorikeet_kernels.lora_tables import LoraTables
+from lorikeet_kernels.lora_workspace import LoraWorkspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class BatchBuilder:
         self._block_tokens = block_tokens
         self._device = device
         self._num_slots = int(tables.rank.shape[0])
+        self._workspace = LoraWorkspace(device)
         self._spare_slot = (cache[0].keys.shape[0] - 1) * block_tokens
 
     def requests(self, scheduled: tuple[ScheduledRequest, ...]) -> list[BatchRequest]:
@@ -95,7 +97,7 @@ class BatchBuilder:
 
     def lora(self, token_slot: np.ndarray) -> LoraBatch:
         """The adapters of rows with the given slots [T] int32."""
-        segments = make_lora_segments(self.tensor(token_slot), self._num_slots)
+        segments = make_lora_segments(self.tensor(token_slot), self._num_slots, self._workspace)
         return LoraBatch(segments, self._tables, is_active=bool((token_slot >= 0).any()))
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:

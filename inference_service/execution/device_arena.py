@@ -29,6 +29,7 @@ class TensorArena:
         host_pool: where copies start from.
         site_indices: table index by (layer, site key).
         num_slots: adapters that can be active at once.
+        max_rank: the largest rank that the host pool lets in.
         total_bytes: the arena's size.
         dtype: compute dtype.
         device: where the arena lives.
@@ -40,6 +41,7 @@ class TensorArena:
         site_indices: Mapping[tuple[int | None, str], int],
         *,
         num_slots: int,
+        max_rank: int,
         total_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -64,6 +66,7 @@ class TensorArena:
             b_offset=table(torch.int64),
             rank=table(torch.int32),
             num_a=table(torch.int32),
+            max_rank=padded_rank(max_rank),
         )
 
     def begin_copy(self, digest: str, slot: int) -> bool:

@@ -46,6 +46,7 @@ def make_arena(schema: LoraSchema, pool: PinnedHostPool, total_bytes: int = 1 <<
         pool,
         placer.indices,
         num_slots=3,
+        max_rank=16,
         total_bytes=total_bytes,
         dtype=torch.float32,
         device=torch.device("cpu"),
