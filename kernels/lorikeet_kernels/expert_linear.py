@@ -8,7 +8,8 @@ out's dtype. A pair's result depends on neither the pairs beside it nor their nu
 its own tokens leaves everybody else's bits alone.
 """
 
-import numpy as np
+from itertools import pairwise
+
 import torch
 from torch.nn import functional as F
 
@@ -33,24 +34,17 @@ def expert_linear_reference(
     # batch's shape only. Row-by-row products over gathered weights would do too, but copy [pairs, out, in].
     tile = _TILES[0] if batch_invariant else _tile_rows(out.shape[0] * groups.top_k, groups.num_experts)
     order = groups.order.to(torch.int64)
-    bounds = groups.expert_indptr.cpu().numpy()
-    counts = np.diff(bounds)
-    num_tiles = -(-counts // tile)
-    # Pairs in groups' order lie at `place` of a layout in which each expert's rows fill whole tiles; the rows
-    # left over repeat pair 0 and are never read.
-    ends = np.cumsum(num_tiles) * tile
-    place = np.arange(len(order)) + np.repeat(ends - num_tiles * tile - bounds[:-1], counts)
-    places = torch.from_numpy(place).to(x.device)
-    source = order.new_zeros(int(ends[-1])).index_copy_(0, places, order)
+    tile_experts, places = _layout(groups.expert_indptr.tolist(), tile)
+    place = torch.tensor(places, device=x.device)
+    # Rows that only fill up a tile repeat pair 0; they are never read.
+    source = order.new_zeros(len(tile_experts) * tile).index_copy_(0, place, order)
     rows = (
         x.index_select(0, source // groups.top_k) if x.dim() == 2 else x.flatten(0, 1).index_select(0, source)
-    ).float()
+    )
     parts: list[torch.Tensor] = []
-    for expert in np.flatnonzero(counts).tolist():
-        matrix = weight[expert].float()
-        part = [F.linear(rows[end - tile : end], matrix) for end in _tile_ends(ends, num_tiles, expert, tile)]
-        parts.extend(part if bias is None else [p + bias[expert] for p in part])
-    result = torch.cat(parts).index_select(0, places)
+    for expert, part in zip(tile_experts, rows.float().split(tile), strict=True):
+        parts.append(F.linear(part, weight[expert].float(), None if bias is None else bias[expert].float()))
+    result = torch.cat(parts).index_select(0, place)
     if topk_weights is not None:
         result *= topk_weights.flatten().index_select(0, order).unsqueeze(1)
     out.flatten(0, 1).index_copy_(0, order, result.to(out.dtype))
@@ -62,10 +56,15 @@ def _tile_rows(num_pairs: int, num_experts: int) -> int:
     return next((tile for tile in _TILES if num_pairs <= tile * num_experts), _TILES[-1])
 
 
-def _tile_ends(ends: np.ndarray, num_tiles: np.ndarray, expert: int, tile: int) -> range:
-    """Where the tiles of an expert end in the padded layout."""
-    end = int(ends[expert])
-    return range(end - (int(num_tiles[expert]) - 1) * tile, end + 1, tile)
+def _layout(bounds: list[int], tile: int) -> tuple[list[int], list[int]]:
+    """Each expert's pairs in whole tiles of their own: the expert of every tile, the row of every pair."""
+    tile_experts: list[int] = []
+    places: list[int] = []
+    for expert, (begin, end) in enumerate(pairwise(bounds)):
+        first = len(tile_experts) * tile
+        places.extend(range(first, first + end - begin))
+        tile_experts.extend([expert] * -(-(end - begin) // tile))
+    return tile_experts, places
 
 
 def expert_linear(
