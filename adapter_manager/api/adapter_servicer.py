@@ -108,7 +108,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         self, request: pb.GetPlacementRequest, context: _Context
     ) -> pb.GetPlacementResponse:
         """See the proto."""
-        placements = self._residency.placement(current_caller(), request.name)
+        placements = await self._residency.fresh_placement(current_caller(), request.name)
         return pb.GetPlacementResponse(placements=convert.placements(placements))
 
     def _timeout_s(self, context: _Context) -> float:

@@ -157,7 +157,10 @@ def placements(records: Iterable[Placement]) -> list[pb.Placement]:
             instance_id=p.instance_id,
             revision=p.name.revision(p.resident.digest),
             state=_TIERS[p.resident.tier],
-            desired=_TIERS[p.desired],
+            # Wanting nothing is no wish: what is there came on demand and may stay.
+            desired=_TIERS[p.desired]
+            if p.desired is not ResidencyTier.ABSENT
+            else pb.RESIDENCY_STATE_UNSPECIFIED,
             pinned=p.is_pinned,
             bytes=p.resident.payload_bytes,
             leases=p.resident.leases,

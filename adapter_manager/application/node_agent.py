@@ -37,6 +37,9 @@ from lorikeet_contract.status import StatusCode
 
 log = structlog.get_logger(__name__)
 
+# A caller waits for this: a node that is slower is shown as it was last seen.
+_REFRESH_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
@@ -213,6 +216,14 @@ class NodeAgent:
                 await self._sync(view)
                 synced_view = view
             self._begin_steps(view)
+
+    async def refresh(self) -> None:
+        """Take the node's own list now; a node that does not answer soon keeps what was known of it."""
+        with contextlib.suppress(NodeCallError, TimeoutError):
+            async with asyncio.timeout(_REFRESH_S):
+                snapshot = await self._client.resident()
+            if self.model is not None and snapshot.instance_id == self.model.instance_id:
+                self._take(snapshot)
 
     async def _recheck(self, model: NodeModel) -> None:
         snapshot = await self._client.resident()

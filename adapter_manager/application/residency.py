@@ -121,6 +121,11 @@ class ResidencyService:
         placements = self._placements(self._mirror.view, wanted.name, {revision.digest}, shows_all_nodes=True)
         return [replace(p, failure=failures.get(p.node, p.failure)) for p in placements]
 
+    async def fresh_placement(self, caller: Caller, name: str) -> Sequence[Placement]:
+        """`placement` after asking the nodes: leases change too often to be told of each."""
+        await asyncio.gather(*(agent.refresh() for agent in self._fleet.connected))
+        return self.placement(caller, name)
+
     def placement(self, caller: Caller, name: str) -> Sequence[Placement]:
         """Where an adapter is, or all that the caller may see. From memory: works without the registry."""
         view = self._mirror.view

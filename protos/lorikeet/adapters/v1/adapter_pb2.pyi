@@ -761,6 +761,7 @@ class Placement(_message.Message):
     """tenants/{t}/adapters/{a}/revisions/{digest}"""
     state: Global___ResidencyState.ValueType
     desired: Global___ResidencyState.ValueType
+    """What was asked for by Pin or LoadAdapter; unspecified where nothing was."""
     pinned: _builtins.bool
     bytes: _builtins.int
     leases: _builtins.int
