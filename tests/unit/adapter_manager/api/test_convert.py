@@ -109,13 +109,14 @@ def test_every_state_has_its_message(state: RevisionState) -> None:
 
 @pytest.mark.parametrize("tier", ResidencyTier)
 def test_placements_are_written_whole(tier: ResidencyTier) -> None:
-    """Tiers by the same name."""
+    """Tiers by the same name; wanting a revision absent is no wish, and is left out."""
     resident = ResidentAdapter(DIGEST, tier, is_pinned=True, leases=2, payload_bytes=5)
     placement = Placement("n:1", "i", AdapterName("t", "a"), resident, tier, is_pinned=True, failure="no")
     (message,) = convert.placements([placement])
-    assert set_fields(message) == {f.name for f in message.DESCRIPTOR.fields}
+    unwished = {"desired"} if tier is ResidencyTier.ABSENT else set[str]()
+    assert set_fields(message) == {f.name for f in message.DESCRIPTOR.fields} - unwished
     assert pb.ResidencyState.Name(message.state) == f"RESIDENCY_STATE_{tier.name}"
-    assert message.desired == message.state
+    assert message.desired == (pb.RESIDENCY_STATE_UNSPECIFIED if unwished else message.state)
 
 
 @pytest.mark.parametrize(
