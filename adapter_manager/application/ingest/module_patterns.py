@@ -19,6 +19,8 @@ from adapter_manager.domain.shown_text import shown
 ValueT = TypeVar("ValueT", int, float)
 
 _MAX_EXPRESSIONS = 256
+# One match of a sound expression takes microseconds.
+_MAX_MATCH_S = 0.25
 _SIMPLE = re.compile(r"(?P<head>\^|\.\*\\\.|\.\*)?(?P<tail>(?:[A-Za-z0-9_\-.]|\\\.)+)")
 # Where `regex` reads an expression otherwise than `re`: extensions, classes of classes, fuzzy counts.
 _FOREIGN = re.compile(
@@ -61,14 +63,14 @@ class _Table(Generic[ValueT]):
 
 
 class _TimeBudget:
-    """Seconds left for all matching of one configuration."""
+    """Seconds of this thread left for all matching of one configuration; other threads' load costs nothing."""
 
     def __init__(self, max_s: float) -> None:
         self.left_s = max_s
 
     def charge(self, since_s: float) -> None:
         """Take the time since `since_s` off; TimeoutError once there is none left."""
-        self.left_s -= time.perf_counter() - since_s
+        self.left_s -= time.thread_time() - since_s
         if self.left_s <= 0:
             raise TimeoutError
 
@@ -97,13 +99,13 @@ class _PatternTable(Generic[ValueT]):
         """The value for a module or parameter; None where no key matches."""
         if not self._values:
             return None
-        since_s = time.perf_counter()
+        since_s = time.thread_time()
         best = self._table.first(name)
         try:
             for order, expression in self._expressions:
                 if best is not None and order > best:
                     break
-                if expression.match(name, timeout=self._budget.left_s):
+                if expression.match(name, timeout=_MAX_MATCH_S):
                     best = order
                     break
             self._budget.charge(since_s)
