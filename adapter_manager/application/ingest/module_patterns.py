@@ -63,7 +63,7 @@ class _Table(Generic[ValueT]):
 
 
 class _TimeBudget:
-    """Seconds of this thread left for all matching of one configuration; other threads' load costs nothing."""
+    """Seconds of this thread left for all matching of one configuration; others' load costs nothing."""
 
     def __init__(self, max_s: float) -> None:
         self.left_s = max_s
