@@ -9,6 +9,7 @@ slot -1 and columns of a site with rank 0 keep their bits.
 """
 
 import torch
+from torch.nn import functional as F
 
 from lorikeet_kernels.device_name import device_name
 from lorikeet_kernels.grouped_expand import grouped_expand
@@ -59,8 +60,8 @@ def _add_site(
     a = site_a(tables, slot, site, rows.shape[1])[0].float()
     b = site_b(tables, slot, site, width)[0].float()
     part = width // a.shape[0]
-    for index in range(a.shape[0]):
-        delta = (rows @ a[index].T) @ b[index * part : (index + 1) * part].T
+    for index, (a_part, b_part) in enumerate(zip(a.unbind(), b.split(part), strict=True)):
+        delta = F.linear(F.linear(rows, a_part), b_part)
         start = column + index * part
         add_rounded(out, tokens, slice(start, start + part), delta)
 

@@ -1,10 +1,21 @@
 """Where the kernels find adapters: one arena and, per (slot, site), where A and B start and at which rank."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 BASE_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class HostTables:
+    """The same tables as numpy arrays [S, sites], for the references: entries cost a tenth of a tensor's."""
+
+    a_offset: np.ndarray
+    b_offset: np.ndarray
+    rank: np.ndarray
+    num_a: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +33,14 @@ class LoraTables:
     rank: torch.Tensor  # [S, sites] int32, padded to a multiple of 8; 0 where absent
     num_a: torch.Tensor  # [S, sites] int32, 1 or 2
     max_rank: int = 256  # no entry of `rank` ever exceeds it; kernels are compiled for it
+    # Views of the above where they are in host memory, so that they follow every change; None on a GPU.
+    shared_host: HostTables | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        shared = None if self.rank.is_cuda else self.copy_to_host()
+        object.__setattr__(self, "shared_host", shared)
+
+    def copy_to_host(self) -> HostTables:
+        """The tables as they are now; waits for the device. In host memory no bytes are copied."""
+        tables = (self.a_offset, self.b_offset, self.rank, self.num_a)
+        return HostTables(*(table.cpu().numpy() for table in tables))
