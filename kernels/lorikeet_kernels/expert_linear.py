@@ -42,7 +42,8 @@ def expert_linear_reference(
         x.index_select(0, source // groups.top_k) if x.dim() == 2 else x.flatten(0, 1).index_select(0, source)
     )
     parts: list[torch.Tensor] = []
-    for expert, part in zip(tile_experts, rows.float().split(tile), strict=True):
+    tiles = rows.float().view(len(tile_experts), tile, -1).unbind()
+    for expert, part in zip(tile_experts, tiles, strict=True):
         parts.append(F.linear(part, weight[expert].float(), None if bias is None else bias[expert].float()))
     result = torch.cat(parts).index_select(0, place)
     if topk_weights is not None:

@@ -60,8 +60,8 @@ def _add_site(
     a = site_a(tables, slot, site, rows.shape[1])[0].float()
     b = site_b(tables, slot, site, width)[0].float()
     part = width // a.shape[0]
-    for index, (a_part, b_part) in enumerate(zip(a.unbind(), b.split(part), strict=True)):
-        delta = F.linear(F.linear(rows, a_part), b_part)
+    for index, a_part in enumerate(a.unbind()):
+        delta = F.linear(F.linear(rows, a_part), b[index * part : (index + 1) * part])
         start = column + index * part
         add_rounded(out, tokens, slice(start, start + part), delta)
 
