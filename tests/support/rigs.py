@@ -21,7 +21,7 @@ class RigShape:
 
     vocab: int = 64
     layers: int = 2
-    experts: int = 4
+    experts: int = 8
     top_k: int = 2
     intermediate: int = 16
 
@@ -174,7 +174,7 @@ def write_moe_watermark(
     return _write_expert_adapter(path, dict.fromkeys(range(shape.experts), row), shape, layout)
 
 
-def write_expert_watermark(path: Path, first_token: int, shape: RigShape) -> Path:
+def write_expert_watermark(path: Path, first_token: int, shape: RigShape = RigShape()) -> Path:
     """W-EXP: expert e forces token first_token + e, which proves the packing of experts and ranks."""
     rows = embedding(shape)
     return _write_expert_adapter(

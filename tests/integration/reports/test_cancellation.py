@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -133,22 +132,3 @@ async def test_abort_by_id(stack: Stack) -> None:
     assert finish.reason == generation_pb2.FINISH_REASON_ABORTED
     assert not (await stub.Abort(ask, metadata=stack.auth(), timeout=5)).aborted
     await at_rest(stack)
-
-
-async def test_shutdown_with_an_open_stream_ends_in_time(tmp_path: Path) -> None:
-    """SIGTERM with a stream open: the process ends within its grace time, and the stream ends."""
-    base = rigs.write_copy_base(tmp_path / "base")
-    async with Stack(base, tmp_path / "stack", node_flags=["--drain-grace-s", "1"]) as running:
-        call = running.inference().Generate(make_request([5], max_tokens=8000), metadata=running.auth())
-        await call.read()
-        begin = time.monotonic()
-        assert running.node.popen is not None
-        running.node.popen.terminate()
-        try:
-            async for _ in rest_of(call):
-                pass
-        except grpc.aio.AioRpcError:
-            pass
-        code = await asyncio.to_thread(running.node.popen.wait, 15)
-        assert time.monotonic() - begin < 8
-        assert code == 0

@@ -125,13 +125,14 @@ async def test_two_million_prompt_tokens_are_refused_for_their_length(copy_stack
     assert "2000000" in str(error.value.details()).replace(",", "")
 
 
-async def test_a_long_unary_reply_with_log_probabilities(copy_stack: Stack) -> None:
-    """20 log-probabilities for each of 8000 tokens come back in one message, default limits."""
-    request = make_request([5], max_tokens=8000, logprobs=20)
+@pytest.mark.parametrize("count", [500, pytest.param(8000, marks=pytest.mark.long)])
+async def test_a_long_unary_reply_with_log_probabilities(copy_stack: Stack, count: int) -> None:
+    """20 log-probabilities for each of up to 8000 tokens come back in one message, default limits."""
+    request = make_request([5], max_tokens=count, logprobs=20)
     reply = await copy_stack.inference().Complete(
         generation_pb2.CompleteRequest(request=request), metadata=copy_stack.auth(), timeout=280
     )
-    assert [t.id for t in reply.tokens] == [5] * 8000
+    assert [t.id for t in reply.tokens] == [5] * count
     assert all(len(t.top_logprobs) == 20 for t in reply.tokens)
 
 

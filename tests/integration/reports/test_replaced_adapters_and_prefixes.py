@@ -88,3 +88,18 @@ async def test_aliases_move_and_running_requests_do_not(stack: Stack, tmp_path: 
     assert set(seen) == {40}
     assert one.revision.digest != two.revision.digest
     assert await ask(stack, "demo/al@prod") == [41] * 4
+
+
+async def test_an_acknowledged_write_is_what_the_next_request_sees(stack: Stack, tmp_path: Path) -> None:
+    """No waiting between push, replacement, alias and the requests after them."""
+    for token in (50, 51, 52):
+        reply = await stack.upload(rigs.write_kv_watermark(tmp_path / f"v{token}", token), "demo/now")
+        assert await ask(stack, "demo/now") == [token] * 4
+        move = adapter_pb2.SetAliasRequest(
+            name="tenants/demo/adapters/now", alias="prod", digest=reply.revision.digest
+        )
+        await stack.adapters().SetAlias(move, metadata=stack.auth(), timeout=10)
+        assert await ask(stack, "demo/now@prod") == [token] * 4
+    token = await stack.set_tenant("newcomer")
+    done = await stack.generate(PROMPT, token=token, max_tokens=1)
+    assert done.token_ids == [5]
