@@ -91,11 +91,11 @@ class Manager:
             insecure_listen=settings.insecure_listen,
         )
         adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server(
-            AdapterServicer(adapters, uploads, deletion, residency, settings.load_timeout_s),
+            AdapterServicer(adapters, uploads, deletion, residency, fleet, settings.load_timeout_s),
             self.server.server,
         )
         tenant_service_pb2_grpc.add_TenantServiceServicer_to_server(
-            TenantServicer(self.tenants), self.server.server
+            TenantServicer(self.tenants, fleet), self.server.server
         )
 
     async def prepare(self, directory: DataDirectory, bootstrap_tenant: str | None) -> None:

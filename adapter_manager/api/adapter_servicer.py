@@ -9,7 +9,7 @@ from adapter_manager.api import convert
 from adapter_manager.api.authentication import current_caller
 from adapter_manager.application.adapters import AdapterDirectory
 from adapter_manager.application.deletion import Deletion
-from adapter_manager.application.residency import ResidencyService
+from adapter_manager.application.residency import Fleet, ResidencyService
 from adapter_manager.application.uploads import UploadService
 from adapter_manager.domain.errors import InvalidRequestError
 from lorikeet.adapters.v1 import adapter_pb2 as pb
@@ -27,12 +27,14 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         uploads: UploadService,
         deletion: Deletion,
         residency: ResidencyService,
+        fleet: Fleet,
         load_timeout_s: float,
     ) -> None:
         self._directory = directory
         self._uploads = uploads
         self._deletion = deletion
         self._residency = residency
+        self._fleet = fleet
         self._load_timeout_s = load_timeout_s
 
     async def Upload(
@@ -46,7 +48,9 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
                     async for message in request_iterator:
                         chunk = convert.upload_chunk(message)
                         await upload.write(chunk.file_name, chunk.offset, chunk.data)
-                return convert.upload_response(await upload.finish())
+                result = await upload.finish()
+            await self._fleet.catch_up()
+            return convert.upload_response(result)
         raise InvalidRequestError("the upload's stream was empty", metadata={"field": "header"})
 
     async def GetUpload(self, request: pb.GetUploadRequest, context: _Context) -> pb.GetUploadResponse:
@@ -80,6 +84,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     async def PinAdapter(self, request: pb.PinAdapterRequest, context: _Context) -> pb.PinAdapterResponse:
         """See the proto."""
         details = await self._directory.pin(current_caller(), request.name, request.pinned, request.etag)
+        await self._fleet.catch_up()
         return pb.PinAdapterResponse(adapter=convert.adapter(details))
 
     async def SetAlias(self, request: pb.SetAliasRequest, context: _Context) -> pb.SetAliasResponse:
@@ -87,6 +92,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         details = await self._directory.set_alias(
             current_caller(), request.name, request.alias, request.digest, request.etag
         )
+        await self._fleet.catch_up()
         return pb.SetAliasResponse(adapter=convert.adapter(details))
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: _Context) -> pb.LoadAdapterResponse:

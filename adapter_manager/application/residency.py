@@ -15,6 +15,9 @@ from adapter_manager.domain.errors import NodeCallError, RevisionInUseError
 from adapter_manager.domain.node import ResidencyTier, ResidentAdapter
 from lorikeet_contract.names import AdapterName
 
+# A write is acknowledged after this even if a connected node has not taken it: it will, with the next sync.
+_CATCH_UP_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -40,6 +43,19 @@ class Fleet:
     def connected(self) -> Sequence[NodeAgent]:
         """Agents whose nodes answer."""
         return [a for a in self.agents if a.is_connected]
+
+    async def catch_up(self) -> None:
+        """Wait until the connected nodes work by what was just committed: its author can use it at once.
+
+        Bounded: a slow node must not hold up a write that is durable already.
+        """
+        generation = self._mirror.view.generation
+        work = [asyncio.create_task(agent.synced(generation)) for agent in self.connected]
+        if work:
+            _, late = await asyncio.wait(work, timeout=_CATCH_UP_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
 
     async def forget(self, digests: Sequence[str], timeout_s: float) -> None:
         """Take what was just deleted off the connected nodes; what fails here is reconciled later."""

@@ -7,7 +7,7 @@ from lorikeet_contract.schema import LoraSchema
 
 @dataclass(frozen=True, slots=True)
 class IngestLimits:
-    """Bounds on one upload, and on all that wait together (`max_staged_bytes`).
+    """Bounds on one upload, and on all that wait together (`max_staged_bytes`; a tenant has a share).
 
     `max_pattern_s` bounds the matching of all patterns of one configuration.
     """
@@ -17,6 +17,11 @@ class IngestLimits:
     max_staged_bytes: int = 64 << 30
     max_payload_bytes: int = 16 << 30
     max_pattern_s: float = 1.0
+
+    @property
+    def max_tenant_staged_bytes(self) -> int:
+        """What one tenant's unfinished uploads may take: a quarter of all, and at least one upload."""
+        return max(self.max_upload_bytes, self.max_staged_bytes // 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,8 +168,8 @@ class UploadSession:
                 return ingest_adapter(files, target, self._payload_path, options, self._limits)
 
     def release(self) -> None:
-        """End the hold and keep what was received, if the upload can be resumed."""
-        self._close(keep=self._is_resumable)
+        """End the hold and keep what was received, if there is any and the upload can be resumed."""
+        self._close(keep=self._is_resumable and any(self.received_bytes.values()))
 
     def discard(self) -> None:
         """End the hold and remove everything."""

@@ -8,7 +8,6 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,17 @@ from adapter_manager.domain.errors import LimitExceededError, UploadConflictErro
 _ANNOUNCEMENT = "upload.json"
 
 
+class _Announcement(msgspec.Struct):
+    """What an upload's directory says of it, also to a later process."""
+
+    tenant: str
+    files: list[UploadFile]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(f.size_bytes for f in self.files)
+
+
 class UploadStaging:
     """Staged uploads below one directory that this process alone uses. Thread-safe."""
 
@@ -32,13 +42,13 @@ class UploadStaging:
         self._limits = limits or IngestLimits()
         self._lock = threading.Lock()
         self._holders: dict[str, UploadSession] = {}
-        self._announced_bytes: dict[str, int] = {}
+        self._staged: dict[str, _Announcement] = {}
         for path in directory.iterdir():
-            files = _read_announcement(path)
-            if files is None:
+            announcement = _read_announcement(path)
+            if announcement is None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                self._announced_bytes[path.name] = sum(f.size_bytes for f in files)
+                self._staged[path.name] = announcement
 
     def open(self, tenant: str, adapter: str, request_id: str, files: Sequence[UploadFile]) -> UploadSession:
         """Begin an upload, or go on with the one of this request id; its former stream is cut off.
@@ -62,8 +72,8 @@ class UploadStaging:
                 former.take_over()
             earlier = _read_announcement(path)
             if earlier is None:
-                self._begin(path, files)
-            elif sorted(earlier, key=_by_name) != sorted(files, key=_by_name):
+                self._begin(path, _Announcement(tenant, list(files)))
+            elif sorted(earlier.files, key=_by_name) != sorted(files, key=_by_name):
                 raise UploadConflictError(
                     "request_id belongs to an upload of other files: use a new request_id",
                     metadata={"field": "header.request_id"},
@@ -81,13 +91,13 @@ class UploadStaging:
             UploadNotFoundError: there is none.
         """
         path = self._directory / _key(tenant, adapter, request_id)
-        files = _read_announcement(path) if request_id else None
-        if files is None:
+        announcement = _read_announcement(path) if request_id else None
+        if announcement is None:
             raise UploadNotFoundError(
                 "no upload of this request_id waits to be resumed: begin anew",
                 metadata={"field": "request_id"},
             )
-        return {f.name: _size(path / FILES_DIRECTORY / f.name) for f in files}
+        return _received(path, announcement)
 
     def expire(self, older_than_s: float) -> int:
         """Remove uploads that no stream holds and nothing was written to for that long; returns how many."""
@@ -100,31 +110,39 @@ class UploadStaging:
             ]
             for path in idle:
                 shutil.rmtree(path, ignore_errors=True)
-                self._announced_bytes.pop(path.name, None)
+                self._staged.pop(path.name, None)
         return len(idle)
 
-    def _begin(self, path: Path, files: Sequence[UploadFile]) -> None:
-        total = sum(f.size_bytes for f in files)
-        staged = sum(self._announced_bytes.values())
-        if staged + total > self._limits.max_staged_bytes:
-            raise LimitExceededError(
-                f"{staged} bytes of uploads are announced already; with these {total} they are over "
-                f"max_staged_bytes {self._limits.max_staged_bytes}: try again when others are done",
-                metadata={"limit": "max_staged_bytes", "maximum": str(self._limits.max_staged_bytes)},
-                retry_after_s=30.0,
-            )
+    def _begin(self, path: Path, announcement: _Announcement) -> None:
+        """Make an upload's directory if there is room for it.
+
+        A tenant is held to what its streams announce, so that announcing costs nobody else; all together are
+        held to what lies on the disk.
+        """
+        new = announcement.num_bytes
+        own = sum(self._held_bytes(k) for k, a in self._staged.items() if a.tenant == announcement.tenant)
+        _check_room("max_tenant_staged_bytes", own + new, self._limits.max_tenant_staged_bytes)
+        received = sum(self._received_bytes(key) for key in self._staged)
+        _check_room("max_staged_bytes", received + new, self._limits.max_staged_bytes)
         (path / FILES_DIRECTORY).mkdir(parents=True, mode=0o700)
-        announcement = path / f"{_ANNOUNCEMENT}.new"
-        announcement.write_text(json.dumps([asdict(f) for f in files]))
-        announcement.rename(path / _ANNOUNCEMENT)
-        self._announced_bytes[path.name] = total
+        written = path / f"{_ANNOUNCEMENT}.new"
+        written.write_bytes(msgspec.json.encode(announcement))
+        written.rename(path / _ANNOUNCEMENT)
+        self._staged[path.name] = announcement
+
+    def _held_bytes(self, key: str) -> int:
+        """What an upload may still become while a stream holds it; what it is once none does."""
+        return self._staged[key].num_bytes if key in self._holders else self._received_bytes(key)
+
+    def _received_bytes(self, key: str) -> int:
+        return sum(_received(self._directory / key, self._staged[key]).values())
 
     def _closed(self, key: str, session: UploadSession, keep: bool) -> None:
         with self._lock:
             if self._holders.get(key) is session:
                 del self._holders[key]
                 if not keep:
-                    self._announced_bytes.pop(key, None)
+                    self._staged.pop(key, None)
 
 
 def _key(tenant: str, adapter: str, request_id: str) -> str:
@@ -133,11 +151,24 @@ def _key(tenant: str, adapter: str, request_id: str) -> str:
     return hashlib.sha256(json.dumps([tenant, adapter, request_id]).encode()).hexdigest()
 
 
-def _read_announcement(path: Path) -> list[UploadFile] | None:
+def _read_announcement(path: Path) -> _Announcement | None:
     try:
-        return msgspec.json.decode((path / _ANNOUNCEMENT).read_bytes(), type=list[UploadFile])
+        return msgspec.json.decode((path / _ANNOUNCEMENT).read_bytes(), type=_Announcement)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def _received(path: Path, announcement: _Announcement) -> dict[str, int]:
+    return {f.name: _size(path / FILES_DIRECTORY / f.name) for f in announcement.files}
+
+
+def _check_room(limit: str, value: int, maximum: int) -> None:
+    if value > maximum:
+        raise LimitExceededError(
+            f"with this upload {value} bytes would be staged, {limit} is {maximum}: try again later",
+            metadata={"limit": limit, "value": str(value), "maximum": str(maximum)},
+            retry_after_s=30.0,
+        )
 
 
 def _by_name(file: UploadFile) -> str:

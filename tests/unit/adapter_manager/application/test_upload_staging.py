@@ -130,7 +130,9 @@ def test_new_stream_takes_over_and_the_old_one_is_cut_off(
 
 def test_request_id_of_other_files_is_a_conflict(staging: UploadStaging, contents: dict[str, bytes]) -> None:
     """The same id must mean the same files."""
-    staging.open("t", "a", "r1", announced(contents)).release()
+    begun = staging.open("t", "a", "r1", announced(contents))
+    send(begun, contents)
+    begun.release()
     changed = contents | {"adapter_config.json": b"{}"}
     with pytest.raises(UploadConflictError, match="new request_id"):
         staging.open("t", "a", "r1", announced(changed))
@@ -258,21 +260,53 @@ def test_payload_limit_is_checked_before_writing(tmp_path: Path, contents: dict[
 
 
 def test_staged_bytes_are_given_back(tmp_path: Path, contents: dict[str, bytes]) -> None:
-    """An upload that ended makes room for the next; one that waits does not."""
+    """An upload that ended makes room for the next; what waits on the disk does not, whoever sent it."""
     total = sum(len(d) for d in contents.values())
     staging = UploadStaging(tmp_path / "staging", IngestLimits(max_staged_bytes=total))
     staging.open("t", "a", "r1", announced(contents)).discard()
-    staging.open("t", "a", "r2", announced(contents)).release()
-    with pytest.raises(LimitExceededError):
-        staging.open("t", "a", "r3", announced(contents))
+    waiting = staging.open("t", "a", "r2", announced(contents))
+    send(waiting, contents)
+    waiting.release()
+    with pytest.raises(LimitExceededError, match="max_staged_bytes"):
+        staging.open("other", "a", "r3", announced(contents))
     assert staging.expire(-1) == 1
-    staging.open("t", "a", "r3", announced(contents))
+    staging.open("other", "a", "r3", announced(contents))
+
+
+def test_announcing_costs_nobody_else(tmp_path: Path, contents: dict[str, bytes]) -> None:
+    """A tenant that announces all it may, and sends nothing, keeps nobody else out."""
+    total = sum(len(d) for d in contents.values())
+    limits = IngestLimits(max_upload_bytes=total, max_staged_bytes=total)
+    staging = UploadStaging(tmp_path / "staging", limits)
+    held = staging.open("greedy", "a", "r1", announced(contents))
+    with pytest.raises(LimitExceededError, match="max_tenant_staged_bytes"):
+        staging.open("greedy", "a", "r2", announced(contents))
+    staging.open("other", "a", "r1", announced(contents)).discard()
+    held.release()
+    assert files_below(tmp_path / "staging") == set()
+    again = UploadStaging(tmp_path / "staging", limits)
+    again.open("greedy", "a", "r2", announced(contents))
+
+
+def test_a_restart_remembers_whose_bytes_wait(tmp_path: Path, contents: dict[str, bytes]) -> None:
+    """The share of a tenant counts what an earlier process received of it."""
+    total = sum(len(d) for d in contents.values())
+    limits = IngestLimits(max_upload_bytes=total, max_staged_bytes=4 * total)
+    former = UploadStaging(tmp_path / "staging", limits).open("t", "a", "r1", announced(contents))
+    send(former, contents)
+    former.release()
+    staging = UploadStaging(tmp_path / "staging", limits)
+    with pytest.raises(LimitExceededError, match="max_tenant_staged_bytes"):
+        staging.open("t", "a", "r2", announced(contents))
+    staging.open("other", "a", "r2", announced(contents))
 
 
 def test_only_idle_uploads_expire(staging: UploadStaging, contents: dict[str, bytes], tmp_path: Path) -> None:
     """Held ones stay, however old; released ones go when nothing was written for long enough."""
     held = staging.open("t", "a", "held", announced(contents))
-    staging.open("t", "a", "left", announced(contents)).release()
+    left = staging.open("t", "a", "left", announced(contents))
+    send(left, contents)
+    left.release()
     for path in (tmp_path / "staging").rglob("*"):
         os.utime(path, (time.time() - 100,) * 2)
     assert staging.expire(1000) == 0
