@@ -1,5 +1,6 @@
 """Adapters as their owners see and change them: get, list, pin, alias."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -103,6 +104,8 @@ class AdapterDirectory:
         """Point an alias at a READY revision; an empty digest removes the alias."""
         target = whole_adapter(caller, name)
         check_alias(alias, "alias")
+        if digest:
+            check_digest(digest, "digest")
 
         def change(adapter: Adapter) -> Adapter:
             if digest:
@@ -173,6 +176,14 @@ def check_alias(alias: str, field: str) -> None:
         check_segment(alias, "alias")
     except InvalidNameError as error:
         raise InvalidRequestError(str(error), metadata={"field": field}) from None
+
+
+def check_digest(digest: str, field: str) -> None:
+    """Raise InvalidRequestError for what can be no revision's digest; it is not repeated."""
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise InvalidRequestError(
+            f"{field} must be a revision's digest: 64 lower-case hex digits", metadata={"field": field}
+        )
 
 
 def _bounded(page: Page[Adapter]) -> tuple[Sequence[Stored[Adapter]], str]:

@@ -15,7 +15,7 @@ from adapter_manager.application.ingest import IngestTarget, UploadFile, UploadS
 from adapter_manager.application.models import ModelDirectory
 from adapter_manager.application.naming import whole_adapter
 from adapter_manager.application.registration import Registration, UploadIdentity
-from adapter_manager.domain.adapter import Revision, RevisionState
+from adapter_manager.domain.adapter import Revision, RevisionState, check_num_aliases
 from adapter_manager.domain.built_revision import BuiltRevision
 from adapter_manager.domain.caller import Caller
 from adapter_manager.domain.errors import (
@@ -212,6 +212,7 @@ class UploadService:
 
 def _identify(caller: Caller, header: UploadHeader) -> UploadIdentity:
     name = whole_adapter(caller, header.adapter, "header.adapter")
+    check_num_aliases(len(set(header.aliases)))
     for alias in header.aliases:
         check_alias(alias, "header.aliases")
     _check_request_id(header.request_id)

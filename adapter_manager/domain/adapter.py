@@ -4,7 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from adapter_manager.domain.errors import LimitExceededError
 from lorikeet_contract.names import AdapterName
+
+# Every record and every catalog entry carries all aliases of its adapter.
+MAX_ALIASES = 100
 
 
 class RevisionState(StrEnum):
@@ -88,7 +92,7 @@ class Adapter:
         return replace(self, revisions=(*others, revision), update_time_s=now_s)
 
     def with_ready(self, digest: str, aliases: Iterable[str], now_s: float) -> "Adapter":
-        """A copy in which the revision is READY and promoted, and `aliases` point at it.
+        """A copy in which the revision is READY and promoted, and `aliases` point at it (LimitExceededError).
 
         Where somebody asked for the former current revision on the nodes, they asked for the name: the wish
         goes over to the new one, unless an alias still answers with the former.
@@ -101,9 +105,7 @@ class Adapter:
             revision = replace(revision, wanted=former.wanted)
             others = tuple(replace(r, wanted=None) if r.digest == former.digest else r for r in others)
         ready = replace(revision, state=RevisionState.READY, failure="", pending_owner="")
-        return replace(
-            self, revisions=(*others, ready), aliases=tuple(sorted(merged.items())), update_time_s=now_s
-        )
+        return replace(self, revisions=(*others, ready), aliases=_sorted_aliases(merged), update_time_s=now_s)
 
     def with_failure(self, digest: str, failure: str, now_s: float) -> "Adapter":
         """A copy in which the revision is FAILED and says why."""
@@ -141,12 +143,12 @@ class Adapter:
         return replace(self, is_pinned=is_pinned, update_time_s=now_s)
 
     def with_alias(self, alias: str, digest: str, now_s: float) -> "Adapter":
-        """A copy whose alias points at `digest`; an empty one removes the alias."""
+        """A copy whose alias points at `digest` (LimitExceededError); an empty one removes the alias."""
         merged = dict(self.aliases)
         merged.pop(alias, None)
         if digest:
             merged[alias] = digest
-        return replace(self, aliases=tuple(sorted(merged.items())), update_time_s=now_s)
+        return replace(self, aliases=_sorted_aliases(merged), update_time_s=now_s)
 
     def with_wanted(self, digest: str, wanted: WantedTier | None, now_s: float) -> "Adapter":
         """A copy that wants the revision at a tier on the nodes, or no longer."""
@@ -163,6 +165,20 @@ class Adapter:
             revisions=tuple(revision if r.digest == revision.digest else r for r in self.revisions),
             update_time_s=now_s,
         )
+
+
+def check_num_aliases(count: int) -> None:
+    """Raise LimitExceededError where one adapter would have more than MAX_ALIASES."""
+    if count > MAX_ALIASES:
+        raise LimitExceededError(
+            f"max_aliases: an adapter has at most {MAX_ALIASES} aliases, this would be {count}; remove some",
+            metadata={"limit": "max_aliases", "value": str(count), "maximum": str(MAX_ALIASES)},
+        )
+
+
+def _sorted_aliases(aliases: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    check_num_aliases(len(aliases))
+    return tuple(sorted(aliases.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 
 from adapter_manager.application.naming import parent_tenant, reference
 from adapter_manager.application.registration import RegistrationLimits
-from adapter_manager.domain.adapter import WantedTier
+from adapter_manager.domain.adapter import MAX_ALIASES, WantedTier
 from adapter_manager.domain.caller import Caller
 from adapter_manager.domain.errors import (
     AdapterNotFoundError,
@@ -135,6 +135,28 @@ async def test_etags_guard_changes(parts: Parts) -> None:
     with pytest.raises(EtagMismatchError):
         await parts.deletion.delete(DEMO, "a", before.etag)
     assert (await parts.adapters.get(DEMO, "a")).etag == after.etag
+
+
+async def test_the_number_of_aliases_is_bounded(parts: Parts) -> None:
+    """By upload and by SetAlias; at the limit old ones can still move and go."""
+    revision, _ = await parts.push("demo/a", aliases=[f"a{n}" for n in range(MAX_ALIASES)])
+    with pytest.raises(LimitExceededError, match="max_aliases"):
+        await parts.adapters.set_alias(DEMO, "a", "more", revision.digest, "")
+    with pytest.raises(LimitExceededError, match="max_aliases"):
+        await parts.push("demo/a", "other", aliases=["more"])
+    await parts.adapters.set_alias(DEMO, "a", "a0", revision.digest, "")
+    await parts.adapters.set_alias(DEMO, "a", "a0", "", "")
+    changed = await parts.adapters.set_alias(DEMO, "a", "more", revision.digest, "")
+    assert changed.adapter.alias("more") == revision.digest
+    assert changed.adapter.current_digest == revision.digest
+
+
+@pytest.mark.parametrize("digest", ["xyzzy", "A" * 64, "0" * 63, "attn\r\nX-Header: 1"])
+async def test_what_is_no_digest_is_refused_and_not_repeated(parts: Parts, digest: str) -> None:
+    """Before any look-up."""
+    with pytest.raises(InvalidRequestError, match="64 lower-case hex digits") as error:
+        await parts.adapters.set_alias(DEMO, "a", "prod", digest, "")
+    assert digest not in error.value.message
 
 
 async def test_aliases_are_set_moved_and_removed(parts: Parts) -> None:
