@@ -3,22 +3,26 @@
 import asyncio
 import hashlib
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet.adapters.v1 import adapter_service_pb2_grpc, tenant_pb2, tenant_service_pb2_grpc
+from lorikeet_rpc.errors import RpcFailure, from_rpc_error
 from tests.support.fake_node import TOKEN, FakeNode
 from tests.support.lora_schemas import qwen3_moe
 from tests.support.stack import Process, adapter_files, free_port
 from tests.support.waiting import eventually
 
 CHUNK_BYTES = 1 << 16
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+ADAPTERS = FIXTURES / "adapters" / "qwen3_moe"
 
 
 class ManagerProcess:
@@ -163,3 +167,40 @@ async def managed(
             await manager.stop()
         for node in nodes:
             await node.stop()
+
+
+Managed = tuple[ManagerProcess, list[FakeNode]]
+
+
+async def failure_of(call: Awaitable[object]) -> RpcFailure:
+    """How a call failed."""
+    with pytest.raises(grpc.RpcError) as caught:
+        await call
+    return from_rpc_error(caught.value)
+
+
+def revision_files(manager: ManagerProcess) -> set[str]:
+    """Digests in the local artifact store."""
+    folder = manager.data_dir / "artifacts" / "revisions"
+    return {p.parent.name for p in folder.glob("*/payload")} if folder.exists() else set()
+
+
+def pid(manager: ManagerProcess) -> int:
+    """Of the running manager."""
+    assert manager.process.popen
+    return manager.process.popen.pid
+
+
+async def until_done(call: Callable[[], Awaitable[object]], timeout_s: float = 15) -> None:
+    """Call until the manager is no longer UNAVAILABLE."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + timeout_s
+    while True:
+        try:
+            await call()
+        except grpc.RpcError as error:
+            assert from_rpc_error(error).code == "UNAVAILABLE"
+            assert loop.time() < end_s
+            await asyncio.sleep(0.1)
+        else:
+            return
