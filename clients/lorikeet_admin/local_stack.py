@@ -68,8 +68,9 @@ class LocalStack:
             StackError: a service ended or was not ready in time.
             StackInterruptedError: `should_stop` came true.
         """
-        inference, manager = self._addresses()
+        # The lock first: a second `lorikeet up` in one place finds the default ports taken as well.
         self._lock_data_dir()
+        inference, manager = self._addresses()
         self._children = [Child(plan) for plan in self._child_plans(inference, manager)]
         deadline_s = time.monotonic() + timeout_s
 

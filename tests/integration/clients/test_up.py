@@ -108,14 +108,12 @@ def test_a_session_and_a_clean_stop(tmp_path: Path) -> None:
         assert last["finish"]["adapter"]["digest"] == pushed["revision"]["digest"]
         (residency,) = stack.cli("residency")
         assert residency["placements"][0]["state"] == "active"
-        (second,) = (
-            subprocess.run(
-                command("up", "--model-dir", str(MODEL), "--data-dir", str(tmp_path), "--json"),
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            ),
+        second = subprocess.run(
+            command("up", "--model-dir", str(MODEL), "--data-dir", str(tmp_path), "--json"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert second.returncode == 1
         assert "in use by another `lorikeet up`" in second.stderr
