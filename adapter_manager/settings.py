@@ -1,5 +1,6 @@
 """Settings of the adapter manager: ADAPTER_MANAGER_* and flags of the same names. Read once, in server.py."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,9 @@ class Settings(BaseSettings):
         Path("lorikeet-data"), description="uploads, the local artifact store, the embedded registry"
     )
     redis_url: SecretStr | None = Field(
-        None,
+        # Hosting platforms set this name; our own variable and the flag come first.
+        default_factory=lambda: SecretStr(os.environ["REDIS_URL"]) if os.environ.get("REDIS_URL") else None,
+        validate_default=True,
         description="redis:// or rediss:// or unix:// of a Redis >= 7 or Valkey; without it an embedded one",
     )
     store_url: str | None = Field(

@@ -46,3 +46,18 @@ def test_a_wrong_setting_names_itself(arguments: list[str], words: list[str]) ->
 def test_every_setting_is_described() -> None:
     """`--help` explains each."""
     assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_redis_url_has_a_plain_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """REDIS_URL, then the service's own variable, then the flag, each winning over the one before."""
+
+    def url(*flags: str) -> str:
+        found = read_settings(["--nodes", "127.0.0.1:1", *flags]).redis_url
+        assert found is not None
+        return found.get_secret_value()
+
+    monkeypatch.setenv("REDIS_URL", "redis://one:1/0")
+    assert url() == "redis://one:1/0"
+    monkeypatch.setenv("ADAPTER_MANAGER_REDIS_URL", "redis://two:2/0")
+    assert url() == "redis://two:2/0"
+    assert url("--redis-url", "redis://three:3/0") == "redis://three:3/0"
