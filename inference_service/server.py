@@ -28,6 +28,7 @@ from lorikeet_rpc.interceptors import Principal, RequestInterceptor
 from lorikeet_rpc.metrics import MetricsEndpoint, RpcMetrics
 from lorikeet_rpc.server import RpcServer, check_listen
 from lorikeet_rpc.tokens import hash_token, token_id_of
+from lorikeet_rpc.wire_count import WireBounds
 
 _SERVICES = ("lorikeet.inference.v1.InferenceService", "lorikeet.residency.v1.ResidencyService")
 _HEALTH_INTERVAL_S = 0.25
@@ -71,6 +72,8 @@ class Node:
             "inference",
             metrics=RpcMetrics(self._registry),
             endless=frozenset({"WatchResidency"}),
+            # Tenants' requests only: the manager's catalog pages may well have more parts.
+            bounds={f"/{_SERVICES[0]}/": WireBounds()},
         )
         self.rpc = RpcServer(
             settings.listen,

@@ -100,7 +100,8 @@ def from_rpc_error(error: grpc.RpcError) -> RpcFailure:
 
 def shorten(message: str) -> str:
     """`message`, cut so that its percent-encoded form fits a trailer, with a mark where it was cut."""
-    if len(quote(message)) <= _MAX_MESSAGE_WIRE_BYTES:
+    # The length first: a template's words may quote megabytes, and `quote` is slow.
+    if len(message) <= _MAX_MESSAGE_WIRE_BYTES and len(quote(message)) <= _MAX_MESSAGE_WIRE_BYTES:
         return message
     low, high = 0, min(len(message), _MAX_MESSAGE_WIRE_BYTES)
     while low < high:
@@ -133,5 +134,5 @@ def _pack(
 
 
 def _cut(value: str, max_bytes: int) -> str:
-    encoded = value.encode("utf-8", "replace")
+    encoded = value[: max_bytes + 1].encode("utf-8", "replace")
     return value if len(encoded) <= max_bytes else encoded[:max_bytes].decode("utf-8", "ignore")

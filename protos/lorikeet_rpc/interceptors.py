@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,9 +18,11 @@ import grpc.aio
 import structlog
 
 from lorikeet_contract.status import ServiceError, StatusCode
+from lorikeet_rpc.decoding import DecodedStream, decoded, decoder
 from lorikeet_rpc.errors import UnexpectedError, as_service_error, to_status
 from lorikeet_rpc.logs import escape_controls
 from lorikeet_rpc.metrics import RpcMetrics
+from lorikeet_rpc.wire_count import WireBounds
 
 REQUEST_ID_HEADER = "x-request-id"
 _MAX_REQUEST_ID_LENGTH = 128
@@ -94,6 +96,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         service: the process's name in log lines, e.g. "inference".
         metrics: where calls are counted.
         endless: short names of methods that only end when the client leaves (watches); `idle` ignores them.
+        bounds: of the parts of a message, by service ("/package.Service/"); other services have none.
     """
 
     def __init__(
@@ -103,11 +106,13 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         *,
         metrics: RpcMetrics | None = None,
         endless: frozenset[str] = frozenset(),
+        bounds: Mapping[str, WireBounds] | None = None,
     ) -> None:
         self._authenticate = authenticate
         self._service = service
         self._metrics = metrics
         self._endless = endless
+        self._bounds = bounds or {}
         self._in_flight = 0
         self._became_idle = asyncio.Event()
         self._became_idle.set()
@@ -143,7 +148,10 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
                 else grpc.unary_unary_rpc_method_handler
             )
             wrapped = self._unary(behavior, method, metadata)
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+        decode = handler.request_deserializer
+        if decode is not None:
+            decode = decoder(decode, self._bounds.get(method.rpartition("/")[0] + "/"))
+        return make(wrapped, decode, handler.response_serializer)
 
     def _unary(
         self, behavior: Callable[..., Any], method: str, metadata: dict[str, str]
@@ -153,7 +161,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
             failure: ServiceError | None = None
             try:
                 self._admit(record, metadata)
-                result = behavior(request, context)
+                result = behavior(_messages(request), context)
                 response = await result if inspect.isawaitable(result) else result
                 record.code = None  # gRPC's own: OK, unless the servicer set another
             except grpc.aio.AbortError:
@@ -178,7 +186,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
             try:
                 self._admit(record, metadata)
                 # Closed here, not when the collector finds it: the servicer's `finally` frees the engine.
-                async with aclosing(_responses(behavior, request, context)) as responses:
+                async with aclosing(_responses(behavior, _messages(request), context)) as responses:
                     async for response in responses:
                         yield response
                 record.code = None
@@ -252,6 +260,11 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
     @staticmethod
     def _short(method: str) -> str:
         return method.rpartition("/")[2]
+
+
+def _messages(request: Any) -> Any:
+    """One message or a stream of them, without refusals: those are raised."""
+    return DecodedStream(request) if hasattr(request, "__aiter__") else decoded(request)
 
 
 async def _responses(behavior: Callable[..., Any], request: Any, context: Any) -> AsyncGenerator[Any]:

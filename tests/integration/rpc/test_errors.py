@@ -1,5 +1,7 @@
 """How a call fails: refused tokens, known and unknown errors, methods that nobody serves."""
 
+from typing import Any
+
 import grpc
 import grpc.aio
 import pytest
@@ -9,7 +11,13 @@ from google.protobuf.wrappers_pb2 import StringValue
 from lorikeet_contract.status import StatusCode
 from lorikeet_rpc.channel import open_channel
 from lorikeet_rpc.errors import from_rpc_error
-from tests.support.echo_server import echo_rig, method
+from lorikeet_rpc.wire_count import WireBounds
+from tests.support.echo_server import SERVICE, echo_rig, method
+
+
+def raw_method(channel: Any, kind: str, name: str) -> Any:
+    """A caller of one method that sends and gets bytes as they are."""
+    return getattr(channel, kind)(f"/{SERVICE}/{name}")
 
 
 @pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
@@ -72,3 +80,66 @@ async def test_unknown_method_is_unimplemented() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await method(channel, "unary_unary", "nothing")(StringValue())
     assert from_rpc_error(caught.value).code is StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("unary_unary", "unary"),
+        ("unary_stream", "generator"),
+        ("stream_unary", "collect"),
+        ("stream_stream", "chat"),
+    ],
+)
+async def test_undecodable_requests(kind: str, name: str) -> None:
+    """INVALID_ARGUMENT with reason and request id, one log line, and no class of ours in the words."""
+    with structlog.testing.capture_logs() as events:
+        async with echo_rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
+            bad: Any = b"\x0a\x02\xff\xfe"  # a string that is no UTF-8
+            call = raw_method(channel, kind, name)(iter([bad]) if kind.startswith("stream") else bad)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await (call if kind.endswith("unary") else call.read())
+    failure = from_rpc_error(caught.value)
+    assert (failure.code, failure.reason) == (StatusCode.INVALID_ARGUMENT, "UNDECODABLE_REQUEST")
+    assert "class" not in failure.message
+    assert "google.protobuf.StringValue" in failure.message
+    request_id = dict(caught.value.trailing_metadata())["x-request-id"]
+    lines = [e for e in events if e["event"].startswith("request.")]
+    assert [(e["event"], e["request_id"], e["reason"]) for e in lines] == [
+        ("request.finished", request_id, "UNDECODABLE_REQUEST")
+    ]
+
+
+async def test_undecodable_requests_of_nobody_are_unauthenticated() -> None:
+    """Who has no token learns nothing about the message."""
+    async with echo_rig() as rig, open_channel(rig.target, aio=True) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await raw_method(channel, "unary_unary", "unary")(b"\xff")
+    assert from_rpc_error(caught.value).reason == "UNAUTHENTICATED"
+
+
+async def test_a_bad_message_in_mid_stream() -> None:
+    """What came before was served; the stream ends with the error."""
+    async with echo_rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
+        messages = [StringValue(value="ok").SerializeToString(), b"\xff"]
+        call = raw_method(channel, "stream_stream", "chat")(iter(messages))
+        assert StringValue.FromString(await call.read()).value == "ok"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert from_rpc_error(caught.value).reason == "UNDECODABLE_REQUEST"
+
+
+async def test_messages_of_too_many_parts_are_refused_unparsed() -> None:
+    """The bounds hold for the service they name; the error says limit, value and maximum."""
+    raw = b"\x0a\x00" * 30_000
+    bounds = {f"/{SERVICE}/": WireBounds(max_fields=100)}
+    async with echo_rig(bounds=bounds) as rig, open_channel(rig.target, token="good", aio=True) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await raw_method(channel, "unary_unary", "unary")(raw)
+    failure = from_rpc_error(caught.value)
+    assert (failure.code, failure.reason) == (StatusCode.INVALID_ARGUMENT, "LIMIT_EXCEEDED")
+    assert failure.metadata == {
+        "field": "request", "limit": "max_message_fields", "value": "101", "maximum": "100"
+    }  # fmt: skip
+    async with echo_rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
+        await raw_method(channel, "unary_unary", "unary")(raw)
