@@ -28,6 +28,7 @@ class GroupBlocks:
     starts: torch.Tensor  # [E * (S + 1) + 1] int32
     blocks: torch.Tensor  # [capacity, 4] int32
     num_blocks: torch.Tensor  # [1] int32
+    scratch: torch.Tensor  # int32: each pair's rank in its group, then each group's first block
     block_m: int
     capacity: int
 
@@ -85,8 +86,9 @@ def _scan_kernel(
 
 @triton.jit(do_not_specialize=["num_pairs", "num_slots"])
 def _scatter_kernel(
-    topk_ids_ptr, token_slot_ptr, rank_ptr, starts_ptr, block_starts_ptr, order_ptr, blocks_ptr, num_pairs, num_slots,
-    TOP_K: tl.constexpr, HAS_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    topk_ids_ptr, token_slot_ptr, rank_ptr, starts_ptr, block_starts_ptr, order_ptr, blocks_ptr, num_pairs,
+    num_slots, TOP_K: tl.constexpr, HAS_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_pairs
@@ -105,6 +107,17 @@ def _scatter_kernel(
     tl.store(entry + 3, slot, mask=leads)
 
 
+def _allocate(num_pairs: int, num_groups: int, capacity: int, block_m: int, device: torch.device) -> GroupBlocks:
+    # each part starts at a multiple of 16 bytes, whatever the batch: else Triton would compile for both cases
+    needed = (num_pairs, num_groups + 1, 4 * max(1, capacity), 1, -(-num_pairs // 4) * 4 + num_groups)
+    padded = [-(-words // 4) * 4 for words in needed]
+    parts = torch.empty(sum(padded), dtype=torch.int32, device=device).split(padded)
+    order, starts, blocks, num_blocks, scratch = (
+        part[:words] for part, words in zip(parts, needed, strict=True)
+    )
+    return GroupBlocks(order, starts, blocks.view(-1, 4), num_blocks, scratch, block_m, capacity)
+
+
 def group_pairs(
     topk_ids: torch.Tensor | None,
     token_slot: torch.Tensor,
@@ -112,21 +125,25 @@ def group_pairs(
     num_slots: int,
     block_m: int,
     workspace: LoraWorkspace,
+    reuse: GroupBlocks | None = None,
 ) -> GroupBlocks:
-    """Group the pairs of `topk_ids` [T, K] int32, or the tokens themselves where it is None (one expert)."""
+    """Group the pairs of `topk_ids` [T, K] int32, or the tokens themselves where it is None (one expert).
+
+    `reuse` are the blocks of an earlier batch of the same sizes, to be overwritten: what lets a captured graph
+    and the graphs after it share one place.
+    """
     top_k = 1 if topk_ids is None else topk_ids.shape[1]
     num_pairs = token_slot.shape[0] * top_k
     num_groups = num_experts * (num_slots + 1)
     device = token_slot.device
     capacity = min(num_pairs, triton.cdiv(num_pairs, block_m) + num_experts * num_slots)
+    to = reuse or _allocate(num_pairs, num_groups, capacity, block_m, device)
+    if (to.order.shape[0], to.starts.shape[0], to.block_m) != (num_pairs, num_groups + 1, block_m):
+        raise ValueError(
+            f"reuse holds {to.order.shape[0]} pairs, not {num_pairs}: pass blocks of the same sizes"
+        )
     counts = workspace.zeroed(("group_counts", num_groups), num_groups)
-    scratch = torch.empty(num_pairs + 2 * (num_groups + 1), dtype=torch.int32, device=device)
-    rank = scratch[:num_pairs]
-    starts = scratch[num_pairs : num_pairs + num_groups + 1]
-    block_starts = scratch[num_pairs + num_groups + 1 :]
-    order = torch.empty(num_pairs, dtype=torch.int32, device=device)
-    blocks = torch.empty((max(1, capacity), 4), dtype=torch.int32, device=device)
-    num_blocks = torch.empty(1, dtype=torch.int32, device=device)
+    rank, block_starts = to.scratch[:num_pairs], to.scratch[-(-num_pairs // 4) * 4 :]
     ids = token_slot if topk_ids is None else topk_ids
     grid = (triton.cdiv(num_pairs, BLOCK),)
     pdl = device.type == "cuda"
@@ -136,11 +153,11 @@ def group_pairs(
         TOP_K=top_k, HAS_EXPERTS=topk_ids is not None, BLOCK=BLOCK, PDL=pdl,
     )  # fmt: skip
     _scan_kernel[(1,)](
-        counts, starts, block_starts, num_blocks, num_pairs, num_groups, num_slots,
+        counts, to.starts, block_starts, to.num_blocks, num_pairs, num_groups, num_slots,
         BLOCK_M=block_m, SCAN_BLOCK=SCAN_BLOCK, PDL=pdl, num_warps=16, **dependent,
     )  # fmt: skip
     _scatter_kernel[grid](
-        ids, token_slot, rank, starts, block_starts, order, blocks, num_pairs, num_slots,
+        ids, token_slot, rank, to.starts, block_starts, to.order, to.blocks, num_pairs, num_slots,
         TOP_K=top_k, HAS_EXPERTS=topk_ids is not None, BLOCK_M=block_m, BLOCK=BLOCK, PDL=pdl, **dependent,
     )  # fmt: skip
-    return GroupBlocks(order, starts, blocks, num_blocks, block_m, capacity)
+    return to

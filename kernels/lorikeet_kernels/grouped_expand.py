@@ -161,6 +161,7 @@ def grouped_expand(
         N=out.shape[-1], LANES=described, NUM_LANES=len(lanes), NUM_LAUNCH_SITES=num_launch_sites, HALVES=halves,
         MAX_RANK=max_rank, RANK_P2=rank_p2, RANK_CHUNK=min(MAX_RANK_CHUNK, rank_p2), SPLITS=splits,
         BLOCK_M=groups.block_m, BLOCK_N=tiles.block_n, SPAN=tiles.span, STAGES=tiles.num_stages,
-        HAS_WEIGHT=topk_weights is not None, INTERLEAVED=interleaved, PDL=pdl, num_warps=tiles.num_warps,
+        HAS_WEIGHT=topk_weights is not None, INTERLEAVED=interleaved,
+        PDL=pdl, num_warps=tiles.num_warps,
         **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

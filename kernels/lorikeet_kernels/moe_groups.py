@@ -40,11 +40,14 @@ class MoeGroups:
     blocks: GroupBlocks | None = None
 
 
-def make_moe_groups(topk_ids: torch.Tensor, segments: LoraSegments, num_experts: int) -> MoeGroups:
+def make_moe_groups(
+    topk_ids: torch.Tensor, segments: LoraSegments, num_experts: int, reuse: MoeGroups | None = None
+) -> MoeGroups:
     """Group `topk_ids` [T, K] int32 by (expert, slot). Nothing leaves the device; no host sync on a GPU.
 
     On a GPU decode batches need no groups for their adapters: call it there for the base GEMMs' sake alone, or
-    pass None to the LoRA ops (`lorikeet_kernels.tiling.is_ungrouped` says when).
+    pass None to the LoRA ops (`lorikeet_kernels.tiling.is_ungrouped` says when). `reuse`, groups of an earlier
+    batch of the same sizes, is overwritten there instead of allocating.
     """
     num_tokens, top_k = topk_ids.shape
     if segments.token_slot.shape[0] != num_tokens:
@@ -54,7 +57,13 @@ def make_moe_groups(topk_ids: torch.Tensor, segments: LoraSegments, num_experts:
     if topk_ids.device.type != "cpu":
         block_m = select_block_m(topk_ids.numel(), num_experts, segments.num_slots)
         blocks = group_pairs(
-            topk_ids, segments.token_slot, num_experts, segments.num_slots, block_m, segments.workspace
+            topk_ids,
+            segments.token_slot,
+            num_experts,
+            segments.num_slots,
+            block_m,
+            segments.workspace,
+            reuse.blocks if reuse else None,
         )
         return MoeGroups(
             blocks.order, blocks.starts[:: segments.num_slots + 1], num_experts, top_k, (), blocks

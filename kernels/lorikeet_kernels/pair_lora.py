@@ -32,7 +32,7 @@ def _shrink_part(
     program, site0, site1, site2, num_sites, num_slots,
     K: tl.constexpr, TOP_K: tl.constexpr, X_DIV: tl.constexpr, HAS_EXPERTS: tl.constexpr,
     NUM_LAUNCH_SITES: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_K: tl.constexpr, SLOT_SCAN: tl.constexpr, TAGGED: tl.constexpr,
+    BLOCK_K: tl.constexpr, SLOT_SCAN: tl.constexpr,
 ):  # fmt: skip
     H_ROWS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * ROWS
     split = program % SPLITS
@@ -62,15 +62,13 @@ def _shrink_part(
         a = tl.load(a_row + k[None, :], mask=a_mask & (k < K)[None, :], other=0.0)
         x = tl.load(x_row + k, mask=k < K, other=0.0)
     part = tl.sum(a.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
-    bits = part.to(tl.int32, bitcast=True)
-    if TAGGED:
-        bits = (bits & -2) | ((tl.load(part_ptr) & 1) ^ 1)
-    tl.store(part_ptr, bits)
+    phase = (tl.load(part_ptr) & 1) ^ 1
+    tl.store(part_ptr, (part.to(tl.int32, bitcast=True) & -2) | phase)
 
 
 @triton.jit
 def _sum_parts(part_ptr, expected, SPLITS: tl.constexpr, H_ROWS: tl.constexpr, RANK_P2: tl.constexpr,
-               num_rows, TAGGED: tl.constexpr, SPIN_LIMIT: tl.constexpr):  # fmt: skip
+               num_rows, SPIN_LIMIT: tl.constexpr):  # fmt: skip
     """Sum the splits' words, in order, once all of them carry the phase."""
     r = tl.arange(0, RANK_P2)
     wanted = r < num_rows
@@ -86,9 +84,7 @@ def _sum_parts(part_ptr, expected, SPLITS: tl.constexpr, H_ROWS: tl.constexpr, R
             words = tl.load(part_ptr + split * H_ROWS + r, mask=wanted, other=0, volatile=True)
             h += words.to(tl.float32, bitcast=True)
             differing |= words ^ expected
-        late = 0
-        if TAGGED:
-            late = tl.max(tl.where(wanted, differing & 1, 0))
+        late = tl.max(tl.where(wanted, differing & 1, 0))
         spins += 1
     return tl.where(late == 0, h, float("nan"))
 
@@ -102,7 +98,7 @@ def _expand_tile(
     LANES: tl.constexpr, NUM_LANES: tl.constexpr, TILES: tl.constexpr,
     NUM_LAUNCH_SITES: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr, RANK_P2: tl.constexpr, SLOT_SCAN: tl.constexpr,
-    TAGGED: tl.constexpr, DEPENDENT: tl.constexpr, SPIN_LIMIT: tl.constexpr,
+    SPIN_LIMIT: tl.constexpr,
 ):  # fmt: skip
     H_ROWS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * ROWS
     tile = program % TILES
@@ -127,12 +123,9 @@ def _expand_tile(
     r = tl.arange(0, RANK_P2)
     out_place = out_ptr + pair.to(tl.int64) * N + column + n
     seen_place = seen_ptr + pair * TILES + tile
-    expected = 0
-    if TAGGED:
-        expected = (tl.load(seen_place) & 1) ^ 1
+    expected = (tl.load(seen_place) & 1) ^ 1
     if rank == 0:
-        if TAGGED:
-            tl.store(seen_place, expected)
+        tl.store(seen_place, expected)
         if not ACCUMULATE:
             tl.store(out_place, tl.zeros([BLOCK_N], out_ptr.dtype.element_ty), mask=n < width)
         return
@@ -145,23 +138,20 @@ def _expand_tile(
         before = tl.load(out_place, mask=n < width, other=0.0)
     if HAS_WEIGHT:
         weight = tl.load(weight_ptr + pair)
-    if DEPENDENT:
-        tl.extra.cuda.gdc_wait()
     part_ptr = partial_ptr + (pair * SPLITS).to(tl.int64) * H_ROWS + index * (CHUNKS * ROWS)
     shift = tl.where(num_a == 2, half * rank, 0)
-    h = _sum_parts(part_ptr + shift, expected, SPLITS, H_ROWS, RANK_P2, rank, TAGGED, SPIN_LIMIT)
+    h = _sum_parts(part_ptr + shift, expected, SPLITS, H_ROWS, RANK_P2, rank, SPIN_LIMIT)
     y = tl.sum(b.to(tl.float32) * h[None, :], axis=1)
     if INTERLEAVED:
         if num_a == 2:
-            h1 = _sum_parts(part_ptr + rank, expected, SPLITS, H_ROWS, RANK_P2, rank, TAGGED, SPIN_LIMIT)
+            h1 = _sum_parts(part_ptr + rank, expected, SPLITS, H_ROWS, RANK_P2, rank, SPIN_LIMIT)
             y = tl.where(n % 2 == 1, tl.sum(b.to(tl.float32) * h1[None, :], axis=1), y)
     if HAS_WEIGHT:
         y = y * weight
     if ACCUMULATE:
         y = before.to(tl.float32) + y
     tl.store(out_place, y.to(out_ptr.dtype.element_ty), mask=n < width)
-    if TAGGED:
-        tl.store(seen_place, expected)
+    tl.store(seen_place, expected)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "site0", "site1", "site2", "num_sites", "num_slots"])
@@ -173,32 +163,24 @@ def _pair_lora_kernel(
     LANES: tl.constexpr, NUM_LANES: tl.constexpr, TILES: tl.constexpr, NUM_LAUNCH_SITES: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, RANK_P2: tl.constexpr, SLOT_SCAN: tl.constexpr,
-    ROLE: tl.constexpr, DEPENDENT: tl.constexpr, SPIN_LIMIT: tl.constexpr,
+    SPIN_LIMIT: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * SPLITS
     program = tl.program_id(0)
     num_parts = num_pairs * PARTS
-    if ROLE == 2:
-        num_parts = 0
-    if ROLE != 2:
-        if program < num_parts:
-            if DEPENDENT:
-                tl.extra.cuda.gdc_launch_dependents()
-            _shrink_part(
-                x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, partial_ptr,
-                program, site0, site1, site2, num_sites, num_slots,
-                K, TOP_K, X_DIV, HAS_EXPERTS, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_K, SLOT_SCAN,
-                ROLE == 0,
-            )  # fmt: skip
-    if ROLE != 1:
-        if program >= num_parts:
-            _expand_tile(
-                out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, weight_ptr,
-                partial_ptr, seen_ptr, program - num_parts, site0, site1, site2, num_sites, num_slots,
-                N, TOP_K, HAS_EXPERTS, HAS_WEIGHT, INTERLEAVED, ACCUMULATE, LANES, NUM_LANES, TILES,
-                NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_N, RANK_P2, SLOT_SCAN,
-                ROLE == 0, DEPENDENT, SPIN_LIMIT,
-            )  # fmt: skip
+    if program < num_parts:
+        _shrink_part(
+            x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, partial_ptr,
+            program, site0, site1, site2, num_sites, num_slots,
+            K, TOP_K, X_DIV, HAS_EXPERTS, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_K, SLOT_SCAN,
+        )  # fmt: skip
+    else:
+        _expand_tile(
+            out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, weight_ptr,
+            partial_ptr, seen_ptr, program - num_parts, site0, site1, site2, num_sites, num_slots,
+            N, TOP_K, HAS_EXPERTS, HAS_WEIGHT, INTERLEAVED, ACCUMULATE, LANES, NUM_LANES, TILES,
+            NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_N, RANK_P2, SLOT_SCAN, SPIN_LIMIT,
+        )  # fmt: skip
 
 
 def pair_lora(
@@ -216,7 +198,6 @@ def pair_lora(
     x_per_pair: bool = False,
     interleaved: bool = False,
     accumulate: bool = True,
-    role: int = 0,
 ) -> None:
     """Launch over all pairs of `topk_ids` [T, K] (None: one pair a token).
 
@@ -238,16 +219,17 @@ def pair_lora(
     splits = triton.cdiv(in_features, tiles.block_k)
     rank_p2 = max(16, triton.next_power_of_2(tables.max_rank))
     block_n = tiles.block_n
+    # Lanes that hold a copy of another lane's word may read it at another moment. Up to 32 ranks each warp holds, and
+    # checks, all words by itself; beyond, a warp more than the words need would add copies that nobody checks.
+    num_warps = tiles.num_warps if rank_p2 <= 32 else min(tiles.num_warps, rank_p2 // 32)
     described, first = describe_lanes(lanes, block_n)
     h_rows = len(sites) * chunks * rows
-    key = ("pair", role, *tiles.key, in_features, num_columns, h_rows, first)
+    key = ("pair", *tiles.key, in_features, num_columns, h_rows, first)
     partial = workspace.zeroed(("partial", *key), MAX_PAIRS * splits * h_rows)
     seen = workspace.zeroed(("seen", *key), MAX_PAIRS * first)
     padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
-    launch_programs = num_pairs * (
-        (len(sites) * chunks * splits if role != 2 else 0) + (first if role != 1 else 0)
-    )
-    _pair_lora_kernel[(launch_programs,)](
+    programs = num_pairs * (len(sites) * chunks * splits + first)
+    _pair_lora_kernel[(programs,)](
         out, x, tables.arena, tables.a_offset, tables.b_offset, tables.rank, tables.num_a, token_slot,
         token_slot if topk_ids is None else topk_ids,
         out if topk_weights is None else topk_weights,
@@ -258,6 +240,5 @@ def pair_lora(
         NUM_LAUNCH_SITES=len(sites), ROWS=rows, CHUNKS=chunks, SPLITS=splits,
         BLOCK_K=tiles.block_k, BLOCK_N=block_n, RANK_P2=rank_p2,
         SLOT_SCAN=triton.next_power_of_2(num_slots) if tiles.slot_scan and num_slots <= 32 else 0,
-        ROLE=role, DEPENDENT=role != 0, SPIN_LIMIT=SPIN_LIMIT, num_warps=tiles.num_warps,
-        **({"launch_pdl": True} if role == 2 else {}),
+        SPIN_LIMIT=SPIN_LIMIT, num_warps=num_warps,
     )  # fmt: skip
