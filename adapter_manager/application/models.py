@@ -75,7 +75,7 @@ class ModelDirectory:
     async def lost(self, digest: str, why: str) -> None:
         """A READY revision's files are gone from the store: FAILED wherever it is registered.
 
-        Pushing the same files again heals it.
+        Pushing the same files again heals it, and so does their return (the janitor looks).
         """
         holders = [
             a.name for a in self._mirror.view.adapters.values() if digest in {r.digest for r in a.ready}

@@ -113,6 +113,10 @@ class Adapter:
             replace(self._known(digest), state=RevisionState.FAILED, failure=failure, pending_owner=""), now_s
         )
 
+    def with_files_back(self, digest: str, now_s: float) -> "Adapter":
+        """A copy in which a FAILED revision is READY again, in the place it had."""
+        return self._replaced(replace(self._known(digest), state=RevisionState.READY, failure=""), now_s)
+
     def with_deleting(self, digests: Iterable[str], now_s: float) -> "Adapter":
         """A copy in which the revisions are DELETING, serve no more, and no alias points at them."""
         gone = frozenset(digests)

@@ -63,7 +63,8 @@ def open_artifact_store(url: str, config: Mapping[str, str] | None = None) -> "O
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise InvalidStoreUrlError(f"store URL {url!r} names no absolute directory: write file:///dir")
         root = Path(unquote(parts.path))
-        root.mkdir(parents=True, exist_ok=True)
+        # Its absence tells later that the volume is not there.
+        (root / _PREFIX).mkdir(parents=True, exist_ok=True)
         return ObstoreArtifactStore(root.as_uri(), LocalStore(root), root)
     if parts.scheme not in _CLOUD_SCHEMES or not parts.netloc:
         raise InvalidStoreUrlError(
@@ -119,7 +120,10 @@ class ObstoreArtifactStore:
         try:
             manifest = Manifest.from_json(await self.manifest(digest))
             size = (await obstore.head_async(self._store, _payload(digest)))["size"]
-        except (ArtifactMissingError, FileNotFoundError):
+        except ArtifactMissingError:
+            return False
+        except FileNotFoundError as error:
+            self._check_there(digest, error)
             return False
         except (BaseError, OSError) as error:
             raise _unavailable(digest, "looked up", error) from error
@@ -130,7 +134,8 @@ class ObstoreArtifactStore:
         try:
             result = await obstore.get_async(self._store, _manifest(digest))
             data = bytes(await result.bytes_async())
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            self._check_there(digest, error)
             raise _missing(digest) from None
         except (BaseError, OSError) as error:
             raise _unavailable(digest, "read", error) from error
@@ -151,7 +156,8 @@ class ObstoreArtifactStore:
                 view = memoryview(data)
                 for start in range(0, len(view), _CHUNK_BYTES):
                     yield bytes(view[start : start + _CHUNK_BYTES])
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            self._check_there(digest, error)
             raise _missing(digest) from None
         except (BaseError, OSError) as error:
             raise _unavailable(digest, "read", error) from error
@@ -180,6 +186,11 @@ class ObstoreArtifactStore:
             name = prefix.rstrip("/").rpartition("/")[2]
             if _DIGEST.fullmatch(name):
                 yield name
+
+    def _check_there(self, digest: str, error: FileNotFoundError) -> None:
+        """A local store whose directory is gone (a volume that dropped) is away, and nothing is lost."""
+        if self._root is not None and not (self._root / _PREFIX).is_dir():
+            raise _unavailable(digest, "found", error) from error
 
     async def _is_intact(self, built: BuiltRevision) -> bool:
         """Whether a payload of the right size is the right one: a push repairs a damaged local file.

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlparse
 
 import obstore
+import structlog
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
@@ -21,6 +22,8 @@ from inference_service.engine.payload_cache import (
 from lorikeet_contract.manifest import Manifest
 
 _CHUNK_BYTES = 8 << 20
+
+log = structlog.get_logger(__name__)
 
 
 class CachedPayloadSource:
@@ -53,9 +56,12 @@ class CachedPayloadSource:
                 return read_revision(digest, Path(unquote(urlparse(store_url).path)) / store_path)
             return self._copy(digest, store_path)
         except FileNotFoundError as error:
-            raise PayloadMissingError(f"{store_path} is not in the store {store_url}: {error}") from error
+            log.warning("payload.missing", store_path=store_path, store_url=store_url, error=str(error))
+            raise PayloadMissingError(f"revision {digest} is not in the artifact store") from error
         except BaseError as error:
-            raise PayloadError(f"{store_path} cannot be read from the store {store_url}: {error}") from error
+            # The text may hold the operator's URLs and paths, and this one reaches the tenant.
+            log.warning("payload.unreadable", store_path=store_path, store_url=store_url, error=str(error))
+            raise PayloadError(f"revision {digest} cannot be read from the artifact store") from error
 
     def cached(self) -> Sequence[str]:
         """See `ports.PayloadSource`."""

@@ -126,14 +126,15 @@ class PinnedHostPool:
                 file.seek(stored.offset)
                 count = file.readinto(raw)
         except OSError as error:
-            raise PayloadError(f"payload {path} cannot be read: {error.strerror}") from error
+            # No path: this text reaches the tenant.
+            raise PayloadError(f"its payload cannot be read: {error.strerror}") from error
         if count != stored.num_bytes:
             raise PayloadError(
-                f"payload {path} is cut short: {what} needs bytes {stored.offset} to "
+                f"its payload is cut short: {what} needs bytes {stored.offset} to "
                 f"{stored.offset + stored.num_bytes}, {count} of {stored.num_bytes} are there"
             )
         if hashlib.sha256(raw).hexdigest() != stored.sha256:
-            raise PayloadError(f"payload {path} is damaged: the sha256 of {what} is not the manifest's")
+            raise PayloadError(f"its payload is damaged: the sha256 of {what} is not the manifest's")
         if not raw:
             return
         source = torch.frombuffer(raw, dtype=torch.uint8)

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 10.0
+_STEADY_S = 60.0  # a server that ran for this long was well: its end begins the pauses anew
 _MAX_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and some systems fewer
 
 # Run by a fresh interpreter that then becomes the server: the kernel ends it when we die, kill -9 included.
@@ -165,7 +167,10 @@ class EmbeddedValkey:
         delay_s = 0.1
         while True:
             assert self._process is not None, "started before it is watched"
+            started_s = time.monotonic()
             code = await self._process.wait()
+            if time.monotonic() - started_s > _STEADY_S:
+                delay_s = 0.1
             log.error("redis.ended", code=code, restart_in_s=delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, 10)

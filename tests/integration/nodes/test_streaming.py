@@ -52,6 +52,29 @@ async def test_files_that_are_gone_make_the_revision_failed(tmp_path: Path) -> N
         assert details.adapter.revisions[0].state is RevisionState.FAILED
 
 
+async def test_files_that_come_back_make_the_revision_ready_again(tmp_path: Path) -> None:
+    """A volume that dropped for a moment loses nobody's adapter; the order of revisions stays."""
+    async with stack(tmp_path, shares_store=False) as (parts, (node,)):
+        assert isinstance(parts.store, MemoryArtifacts)
+        first, _ = await parts.push("demo/a", "one", aliases=["prod"])
+        second, _ = await parts.push("demo/a", "two")
+        kept = dict(parts.store.stored)
+        parts.store.stored.clear()
+        await eventually(lambda: node.names() == {"demo/a": second.digest})
+        for digest in (first.digest, second.digest):
+            await node.demand(digest)
+        await eventually(lambda: node.names() == {})
+        name = (await parts.adapters.get(DEMO, "a")).adapter.name
+        await parts.registration.recover(name, first.digest)
+        assert (await parts.adapters.get(DEMO, "a")).adapter.ready == ()
+        parts.store.stored.update(kept)
+        for digest in (first.digest, second.digest):
+            await parts.registration.recover(name, digest)
+        await eventually(lambda: node.names() == {"demo/a": second.digest})
+        adapter = (await parts.adapters.get(DEMO, "a")).adapter
+        assert (adapter.current_digest, adapter.alias("prod")) == (second.digest, first.digest)
+
+
 async def test_calls_to_a_node_that_is_away_or_refuses_are_named(tmp_path: Path) -> None:
     """Which node, its own code and reason."""
     async with running_node() as (node, client):

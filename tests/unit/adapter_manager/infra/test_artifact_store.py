@@ -149,6 +149,7 @@ async def test_failing_store_says_so_without_its_paths(tmp_path: Path, built: Bu
     """UNAVAILABLE with a time to retry; the operator's paths stay in the log."""
     root = tmp_path / "store"
     store = open_artifact_store(root.as_uri())
+    (root / "revisions").rmdir()
     (root / "revisions").write_text("a file where a directory should be")
     with pytest.raises(ArtifactStoreError) as caught:
         await store.put(built)
@@ -176,3 +177,20 @@ def test_clouds_open_by_url_and_configuration(url: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     assert open_artifact_store(url).url == url
+
+
+async def test_a_volume_that_is_gone_is_away_and_nothing_is_missing(
+    built: BuiltRevision, tmp_path: Path
+) -> None:
+    """An unmounted directory must not look like lost revisions; it works again when it is back."""
+    root = tmp_path / "volume"
+    store = open_artifact_store(root.as_uri())
+    await store.put(built)
+    root.rename(tmp_path / "elsewhere")
+    for look in (store.manifest(built.digest), store.contains(built.digest)):
+        with pytest.raises(ArtifactStoreError) as error:
+            await look
+        assert not isinstance(error.value, ArtifactMissingError)
+        assert str(tmp_path) not in str(error.value)
+    (tmp_path / "elsewhere").rename(root)
+    assert await store.contains(built.digest)

@@ -118,7 +118,7 @@ def test_damaged_payload(
     with pytest.raises(PayloadError, match=message):
         pool.read(manifest, str(tmp_path / "p"))
     assert pool.used_bytes == 0
-    with pytest.raises(PayloadError, match="cannot be read: No such file"):
+    with pytest.raises(PayloadError, match="its payload cannot be read: No such file"):
         pool.read(manifest, str(tmp_path / "gone"))
 
 
