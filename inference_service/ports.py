@@ -47,7 +47,7 @@ class HostPool(Protocol):
 
 
 class DeviceArena(Protocol):
-    """Adapter weights on the device and the tables by which kernels find them. One caller: the engine loop."""
+    """Adapter weights on the device and the tables by which kernels find them; for the engine loop alone."""
 
     num_slots: int
     total_bytes: int
@@ -67,7 +67,7 @@ class DeviceArena(Protocol):
 
 
 class Backend(Protocol):
-    """A loaded model with all its parts, as the function named by `EngineConfig.backend_factory` returns it."""
+    """A loaded model with all its parts, as the function that `EngineConfig.backend_factory` names returns it."""
 
     @property
     def info(self) -> ModelFacts:
@@ -171,7 +171,12 @@ class Engine(Protocol):
         ...
 
     async def load_adapter(self, wanted: DesiredAdapter) -> ResidentAdapter:
-        """Bring a revision to a tier; returns when it is there. Raises AdapterUnavailableError or AdapterTooLargeError."""
+        """Bring a revision to a tier; returns when it is there.
+
+        Raises:
+            AdapterUnavailableError: its load failed for good.
+            AdapterTooLargeError: it can never fit.
+        """
         ...
 
     async def unload_adapter(self, digest: str, *, keep_on_disk: bool) -> bool:

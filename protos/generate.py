@@ -58,7 +58,9 @@ def differences() -> list[str]:
         return sorted(
             str(n)
             for n in names
-            if not (ROOT / n).exists() or not (fresh / n).exists() or not filecmp.cmp(ROOT / n, fresh / n, shallow=False)
+            if not (ROOT / n).exists()
+            or not (fresh / n).exists()
+            or not filecmp.cmp(ROOT / n, fresh / n, shallow=False)
         )
 
 

@@ -1,0 +1,1 @@
+"""Requests, adapters, steps and errors as values, standard library only."""

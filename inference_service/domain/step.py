@@ -1,7 +1,7 @@
 """What the scheduler asks of the model runner each step, and what it gets back.
 
-The runner keeps per-request state (tokens, block table, slot, random stream) from NEW to FINISHED, so that a step
-of running requests carries only what changed. Order of `scheduled` is the batch's order.
+The runner keeps per-request state (tokens, block table, slot, random stream) from NEW to FINISHED, so that a
+step of running requests carries only what changed. Order of `scheduled` is the batch's order.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ class NewRequest:
     """A request's first appearance at the runner, or its return after preemption.
 
     `token_ids` are prompt and, after preemption, output tokens so far; `num_prompt_tokens` says where the
-    latter begin. Key-value entries of the first `num_computed_tokens` are in `block_ids` already (prefix cache).
+    latter begin. Key-value entries of the first `num_computed_tokens` are in `block_ids` already, by the
+    prefix cache.
     """
 
     request_id: str
@@ -31,8 +32,8 @@ class NewRequest:
 class ScheduledRequest:
     """One request's share of a step: tokens [num_computed_tokens, + num_scheduled_tokens) of its sequence.
 
-    `new_block_ids` extend the block table (for a new request: beyond NewRequest.block_ids). The runner samples
-    a token where the share reaches the end of the request's known tokens.
+    `new_block_ids` extend the block table (for a new request: beyond NewRequest.block_ids). The runner
+    samples a token where the share reaches the end of the request's known tokens.
     """
 
     request_id: str

@@ -17,7 +17,7 @@ _PICKLE_WORDS = (
 
 
 class InvalidFileError(ValueError):
-    """A file that cannot be part of an adapter, or a set of files that is none; the message is safe to show."""
+    """A file that is no part of an adapter, or a set of files that is none; the message is safe to show."""
 
 
 def is_adapter_file(name: str) -> bool:

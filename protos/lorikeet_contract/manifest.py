@@ -1,8 +1,8 @@
 """The canonical adapter payload's manifest. Its sha256 is the revision's identity.
 
 The payload is layer-major: each layer's tensors form one contiguous range, every tensor starts at a multiple
-of ALIGNMENT bytes, little-endian, row-major. Sites outside the layers form one last range. Ranks are exact per
-site; stored rank dimensions are padded with zeros to a multiple of RANK_MULTIPLE so that rows can be read wide.
+of ALIGNMENT bytes, little-endian, row-major. Sites outside the layers form one last range. Ranks are exact
+per site; stored rank dimensions are padded with zeros to a multiple of RANK_MULTIPLE: rows can be read wide.
 """
 
 import hashlib
@@ -45,10 +45,11 @@ class TensorRange:
 class PayloadSite:
     """One site's weights.
 
-    `rank` is the adapter's own; shapes carry the padded one, R = padded_rank(rank). `num_a` is 1 or, where the
-    two slices of an experts site have their own A, 2: rows [0, R) of A feed the first slice's rows of B and
-    rows [R, 2R) the second's. `scales` has one value, or num_slices values, or num_experts * num_slices values
-    (expert-major) where a rank or alpha pattern differs inside the site; the node multiplies B's rows by them.
+    `rank` is the adapter's own; shapes carry the padded one, R = padded_rank(rank). `num_a` is 1 or, where
+    the two slices of an experts site have their own A, 2: rows [0, R) of A feed the first slice's rows of B
+    and rows [R, 2R) the second's. `scales` has one value, or num_slices values, or num_experts * num_slices
+    values (expert-major) where a rank or alpha pattern differs inside the site; the node multiplies B's rows
+    by them.
     """
 
     key: str

@@ -15,7 +15,7 @@ class SiteKind(StrEnum):
 
     LINEAR: A [R, in], B [out, R], y += s B (A x).
     EXPERTS: A [E, num_a*R, in], B [E, out, R]; num_a is 2 where the two slices have their own A.
-    EMBEDDING: A [vocabulary, R] (a row a token: transposed from PEFT's file), B [hidden, R], y += s B A[token].
+    EMBEDDING: A [vocabulary, R] (a row a token: PEFT's file transposed), B [hidden, R], y += s B A[token].
     """
 
     LINEAR = "linear"
