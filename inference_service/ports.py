@@ -67,7 +67,7 @@ class DeviceArena(Protocol):
 
 
 class Backend(Protocol):
-    """A loaded model with all its parts, as the function that `EngineConfig.backend_factory` names returns it."""
+    """A loaded model with all its parts, as `EngineConfig.backend_factory` returns it."""
 
     @property
     def info(self) -> ModelFacts:

@@ -16,9 +16,9 @@ ServiceError (lorikeet_contract)
 ├── DrainingError            UNAVAILABLE          DRAINING               with retry_after_s
 ├── EngineDeadError          UNAVAILABLE          ENGINE_RESTARTING      with retry_after_s
 ├── StaleGenerationError     FAILED_PRECONDITION  STALE_GENERATION
-├── PayloadError             FAILED_PRECONDITION  ADAPTER_PAYLOAD        not what its digest says
+├── PayloadError             FAILED_PRECONDITION  ADAPTER_PAYLOAD        cut short or not what its digest says
 │   └── PayloadMissingError                       ADAPTER_PAYLOAD_MISSING  not here, and no store has it
-└── CapacityError            RESOURCE_EXHAUSTED   NO_CAPACITY            no room now; stays in the residency room
+└── CapacityError            RESOURCE_EXHAUSTED   NO_CAPACITY            no room now; for residency alone
 """
 
 from lorikeet_contract.status import ServiceError, StatusCode
