@@ -7,10 +7,11 @@ import structlog
 
 from adapter_manager.infra.data_directory import DataDirectoryInUseError
 from adapter_manager.server import serve
-from adapter_manager.settings import InvalidSettingsError, read_settings
+from adapter_manager.settings import read_settings
 from lorikeet_contract.status import ServiceError
 from lorikeet_rpc.logs import configure_logging
 from lorikeet_rpc.server import ListenError
+from lorikeet_rpc.service_settings import InvalidSettingsError
 
 log = structlog.get_logger(__name__)
 

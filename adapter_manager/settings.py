@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from lorikeet_rpc.service_settings import read_service_settings
 
 _ADDRESS = re.compile(r"unix:.+|.+:\d{1,5}")
 _REDIS_URL = re.compile(r"(redis|rediss|unix)://.+")
-
-
-class InvalidSettingsError(Exception):
-    """A flag or variable has a value it may not have; the message names both and says what to give."""
 
 
 class Settings(BaseSettings):
@@ -108,24 +106,5 @@ class Settings(BaseSettings):
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:
-    """Read flags, then environment, then defaults.
-
-    Raises:
-        InvalidSettingsError: something is wrong.
-        SystemExit: `--help`, or a flag that does not exist.
-    """
-    try:
-        return Settings(_cli_parse_args=list(arguments))  # pyright: ignore[reportCallIssue]
-    except ValidationError as error:
-        lines = [_explain(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors(include_input=False)]
-        raise InvalidSettingsError("\n".join(lines)) from error
-    except SettingsError as error:
-        raise InvalidSettingsError(str(error)) from error
-
-
-def _explain(field: str, message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    if not field:
-        return message
-    name = field.split(".", maxsplit=1)[0]
-    return f"--{name.replace('_', '-')} (ADAPTER_MANAGER_{name.upper()}): {message}"
+    """Read flags, then environment, then defaults; raises InvalidSettingsError where one is wrong."""
+    return read_service_settings(Settings, arguments)

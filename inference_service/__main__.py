@@ -7,10 +7,11 @@ import structlog
 import uvloop
 
 from inference_service.server import serve
-from inference_service.settings import InvalidSettingsError, read_settings
+from inference_service.settings import read_settings
 from lorikeet_contract.status import ServiceError
 from lorikeet_rpc.logs import configure_logging
 from lorikeet_rpc.server import ListenError
+from lorikeet_rpc.service_settings import InvalidSettingsError
 
 log = structlog.get_logger()
 

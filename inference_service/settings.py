@@ -4,24 +4,20 @@
 `server.py` hands each room its own small dataclass, and nothing else reads the environment.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import DirectoryPath, Field, FilePath, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import DirectoryPath, Field, FilePath, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from inference_service.engine.config import EngineConfig
 from lorikeet_contract.names import check_segment
 from lorikeet_rpc.server import DEFAULT_MAX_MESSAGE_BYTES, TlsFiles
+from lorikeet_rpc.service_settings import read_service_settings
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class InvalidSettingsError(Exception):
-    """A flag or variable is missing or wrong; the message names each."""
 
 
 class Settings(BaseSettings):
@@ -150,27 +146,8 @@ class Settings(BaseSettings):
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:
-    """Read flags, then environment, then defaults.
-
-    Raises:
-        InvalidSettingsError: something is missing or wrong.
-        SystemExit: `--help`, or a flag that does not exist.
-    """
-    try:
-        return Settings(_cli_parse_args=list(arguments))  # pyright: ignore[reportCallIssue]
-    except ValidationError as error:
-        lines = [_explain(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors()]
-        raise InvalidSettingsError("\n".join(lines)) from error
-    except SettingsError as error:
-        raise InvalidSettingsError(str(error)) from error
-
-
-def _explain(field: str, message: str) -> str:
-    message = re.sub("^Value error, ", "", message)
-    if not field:
-        return message
-    name = field.split(".", maxsplit=1)[0]
-    return f"--{name.replace('_', '-')} (INFERENCE_{name.upper()}): {message}"
+    """Read flags, then environment, then defaults; raises InvalidSettingsError where one is wrong."""
+    return read_service_settings(Settings, arguments)
 
 
 def _device() -> str:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from adapter_manager.settings import InvalidSettingsError, Settings, read_settings
+from adapter_manager.settings import Settings, read_settings
+from lorikeet_rpc.service_settings import InvalidSettingsError
 
 
 def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

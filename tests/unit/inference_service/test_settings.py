@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from inference_service.engine.config import EngineConfig
-from inference_service.settings import InvalidSettingsError, Settings, read_settings
+from inference_service.settings import Settings, read_settings
+from lorikeet_rpc.service_settings import InvalidSettingsError
 
 # Fields of EngineConfig that are fixed here or named otherwise.
 _RENAMED = {"arena_bytes": "adapter_arena_bytes", "disk_cache_dir": "data_dir", "log_json": "log_format"}
