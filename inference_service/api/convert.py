@@ -3,30 +3,22 @@
 import math
 import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any
 
+from inference_service.api.convert_prompt import read_prompt
+from inference_service.api.field_errors import check_ids_known, limit_error, refuse
 from inference_service.api.generation_piece import (
     MAX_REPLY_BYTES,
     GenerationFinish,
     GenerationPiece,
     TokenPiece,
 )
-from inference_service.api.generation_request import (
-    ChatPrompt,
-    GenerationRequest,
-    Prompt,
-    RequestRules,
-    SamplingRequest,
-    TextPrompt,
-    TokenPrompt,
-    too_long,
-)
+from inference_service.api.generation_request import GenerationRequest, RequestRules, SamplingRequest
+from inference_service.api.reply_limits import tokenize_reply_too_large
 from inference_service.domain.adapter import ResidencyTier
 from inference_service.domain.engine import EngineInfo, EngineLimits, EngineStatus
-from inference_service.domain.errors import InvalidRequestError, LimitExceededError
 from inference_service.domain.request import FinishReason
 from inference_service.domain.sampling import SamplingParams
-from inference_service.text.chat_template import ChatTurn
 from lorikeet.inference.v1 import generation_pb2, model_pb2
 from lorikeet_contract.schema import LoraSchema
 from lorikeet_rpc.schema_message import schema_to_message
@@ -38,6 +30,7 @@ _GREEDY_BELOW = 1e-4
 # Bounds the matcher's work for each token.
 _MAX_STOP_STRING_LENGTH = 256
 _MAX_STOP_TOKEN_IDS = 1024
+_TOKENS_AT_ONCE = 16_384
 
 _FINISH_REASONS = {
     FinishReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP_TOKEN,
@@ -65,11 +58,11 @@ def generation_request(message: generation_pb2.GenerateRequest, rules: RequestRu
         LimitExceededError: a field is above a limit, which is named.
     """
     if message.HasField("adapter") and not message.adapter:
-        _refuse("adapter", "''", "name an adapter, or leave the field out for the base model")
+        refuse("adapter", "''", "name an adapter, or leave the field out for the base model")
     return GenerationRequest(
         request_id=request_id(message.request_id) if message.request_id else None,
         adapter=message.adapter if message.HasField("adapter") else None,
-        prompt=_prompt(message, rules.info),
+        prompt=read_prompt(message, rules.info),
         sampling=_sampling(message.sampling, rules),
     )
 
@@ -77,47 +70,34 @@ def generation_request(message: generation_pb2.GenerateRequest, rules: RequestRu
 def request_id(text: str) -> str:
     """Check a request id."""
     if not _REQUEST_ID_RE.fullmatch(text):
-        _refuse("request_id", _shown(text), "use 1 to 128 characters of [A-Za-z0-9._:-]")
+        refuse("request_id", _shown(text), "use 1 to 128 characters of [A-Za-z0-9._:-]")
     return text
-
-
-def tokenize_prompt(message: generation_pb2.TokenizeRequest) -> TextPrompt | ChatPrompt:
-    """Check and read the input of Tokenize; an empty prompt has no tokens and is fine."""
-    match message.WhichOneof("input"):
-        case "prompt":
-            optional = message.HasField("add_special_tokens")
-            return TextPrompt(message.prompt, message.add_special_tokens if optional else True)
-        case "chat":
-            return _chat(message.chat)
-        case _:
-            return _refuse("input", "not set", "set prompt or chat")
 
 
 def generate_response(
     request_id: str, sequence: int, piece: GenerationPiece
 ) -> generation_pb2.GenerateResponse:
     """One message of a stream."""
-    return generation_pb2.GenerateResponse(
+    response = generation_pb2.GenerateResponse(
         request_id=request_id,
         sequence=sequence,
         text_delta=piece.text,
-        tokens=map(_token_info, piece.tokens),
-        prompt_tokens=map(_token_info, piece.prompt_tokens),
         finish=_finish(piece.finish) if piece.finish else None,
     )
+    _add_tokens(response, piece)
+    return response
 
 
 def complete_response(request_id: str, pieces: Sequence[GenerationPiece]) -> generation_pb2.CompleteResponse:
     """All pieces in one message."""
     finish = pieces[-1].finish
     assert finish is not None
-    return generation_pb2.CompleteResponse(
-        request_id=request_id,
-        text="".join(p.text for p in pieces),
-        tokens=[_token_info(t) for p in pieces for t in p.tokens],
-        prompt_tokens=[_token_info(t) for p in pieces for t in p.prompt_tokens],
-        finish=_finish(finish),
+    response = generation_pb2.CompleteResponse(
+        request_id=request_id, text="".join(p.text for p in pieces), finish=_finish(finish)
     )
+    for piece in pieces:
+        _add_tokens(response, piece)
+    return response
 
 
 def tokenize_response(
@@ -128,14 +108,14 @@ def tokenize_response(
     Raises:
         LimitExceededError: the message would be larger than a client with default limits takes.
     """
-    response = generation_pb2.TokenizeResponse(ids=ids, token_bytes=token_bytes, rendered=rendered)
+    response = generation_pb2.TokenizeResponse(rendered=rendered)
+    # In parts, since each call holds the interpreter lock to its end.
+    for begin in range(0, len(ids), _TOKENS_AT_ONCE):
+        response.ids.extend(ids[begin : begin + _TOKENS_AT_ONCE])
+        response.token_bytes.extend(token_bytes[begin : begin + _TOKENS_AT_ONCE])
     size = response.ByteSize()
     if size > MAX_REPLY_BYTES:
-        raise LimitExceededError(
-            f"the reply would have {size} bytes, more than the {MAX_REPLY_BYTES} that every client takes: "
-            "send the text in parts",
-            metadata=_limit("input", "max_reply_bytes", size, MAX_REPLY_BYTES),
-        )
+        raise tokenize_reply_too_large(size)
     return response
 
 
@@ -154,48 +134,12 @@ def model_response(info: EngineInfo, instance_id: str, status: EngineStatus) -> 
     )
 
 
-def _prompt(message: generation_pb2.GenerateRequest, info: EngineInfo) -> Prompt:
-    match message.WhichOneof("input"):
-        case "prompt":
-            if not message.prompt:
-                _refuse("prompt", "empty", "send at least one character")
-            return TextPrompt(message.prompt)
-        case "chat":
-            return _chat(message.chat)
-        case "token_ids":
-            return _token_prompt(message.token_ids.ids, info)
-        case _:
-            return _refuse("input", "not set", "set prompt, chat or token_ids")
-
-
-def _chat(message: generation_pb2.ChatMessages) -> ChatPrompt:
-    if not message.messages:
-        _refuse("chat.messages", "empty", "send at least one message")
-    for index, turn in enumerate(message.messages):
-        if not turn.role:
-            _refuse(f"chat.messages[{index}].role", "empty", 'use "user", "assistant", "system" or the like')
-    return ChatPrompt(
-        tuple(ChatTurn(turn.role, turn.content) for turn in message.messages),
-        message.add_generation_prompt if message.HasField("add_generation_prompt") else True,
-    )
-
-
-def _token_prompt(ids: Sequence[int], info: EngineInfo) -> TokenPrompt:
-    if not ids:
-        _refuse("token_ids", "empty", "send at least one token")
-    # First the length, so that two million ids cost nothing more.
-    if len(ids) >= info.limits.max_context_tokens:
-        raise too_long(len(ids), info.limits.max_context_tokens)
-    _check_ids("token_ids", ids, info.vocab_size)
-    return TokenPrompt(tuple(ids))
-
-
 def _sampling(message: generation_pb2.SamplingParams, rules: RequestRules) -> SamplingRequest:
     limits, defaults = rules.info.limits, rules.defaults
     context = limits.max_context_tokens
     max_tokens = _at_most("max_tokens", "max_context_tokens", _optional(message, "max_tokens"), context)
     if max_tokens == 0:
-        _refuse("sampling.max_tokens", "0", "ask for at least 1 token, or leave the field out")
+        refuse("sampling.max_tokens", "0", "ask for at least 1 token, or leave the field out")
     stop_ids = _stop_token_ids(message.stop_token_ids, rules.info.vocab_size)
     eos_ids = () if message.ignore_eos else rules.info.eos_token_ids
     top_k = message.top_k if message.HasField("top_k") else defaults.top_k
@@ -226,7 +170,7 @@ def _temperature(message: generation_pb2.SamplingParams, default: float) -> floa
         return default
     value = message.temperature
     if math.isnan(value) or not 0 <= value <= _MAX_TEMPERATURE:
-        _refuse("sampling.temperature", f"{value:g}", f"use 0 (greedy) to {_MAX_TEMPERATURE:g}")
+        refuse("sampling.temperature", f"{value:g}", f"use 0 (greedy) to {_MAX_TEMPERATURE:g}")
     return value if value >= _GREEDY_BELOW else 0.0
 
 
@@ -234,7 +178,7 @@ def _top_p(message: generation_pb2.SamplingParams, default: float) -> float:
     if not message.HasField("top_p"):
         return default
     if math.isnan(message.top_p) or not 0 < message.top_p <= 1:
-        _refuse("sampling.top_p", f"{message.top_p:g}", "use a value above 0, at most 1")
+        refuse("sampling.top_p", f"{message.top_p:g}", "use a value above 0, at most 1")
     return message.top_p
 
 
@@ -243,7 +187,7 @@ def _stop_strings(strings: Sequence[str], maximum: int) -> tuple[str, ...]:
     for index, text in enumerate(strings):
         field = f"stop_strings[{index}]"
         if not text:
-            _refuse(f"sampling.{field}", "empty", "an empty string would stop everything; leave it out")
+            refuse(f"sampling.{field}", "empty", "an empty string would stop everything; leave it out")
         _at_most(field, "max_stop_string_length", len(text), _MAX_STOP_STRING_LENGTH)
     return tuple(dict.fromkeys(strings))
 
@@ -251,18 +195,8 @@ def _stop_strings(strings: Sequence[str], maximum: int) -> tuple[str, ...]:
 def _stop_token_ids(ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     _at_most("stop_token_ids", "max_stop_token_ids", len(ids), _MAX_STOP_TOKEN_IDS)
     if ids:
-        _check_ids("sampling.stop_token_ids", ids, vocab_size)
+        check_ids_known("sampling.stop_token_ids", list(ids), vocab_size)
     return tuple(ids)
-
-
-def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
-    largest = max(ids)
-    if largest >= vocab_size:
-        where = f"{field}[{list(ids).index(largest)}]"
-        raise LimitExceededError(
-            f"{where} is {largest}; the vocabulary ends at {vocab_size - 1}",
-            metadata=_limit(where, "vocab_size", largest, vocab_size - 1),
-        )
 
 
 def _optional(message: generation_pb2.SamplingParams, field: str) -> int | None:
@@ -271,30 +205,39 @@ def _optional(message: generation_pb2.SamplingParams, field: str) -> int | None:
 
 def _at_most(field: str, limit: str, value: int | None, maximum: int) -> int | None:
     if value is not None and value > maximum:
-        raise LimitExceededError(
+        raise limit_error(
             f"sampling.{field} is {value}; this server's {limit} is {maximum}",
-            metadata=_limit(f"sampling.{field}", limit, value, maximum),
+            f"sampling.{field}",
+            limit,
+            value,
+            maximum,
         )
     return value
-
-
-def _limit(field: str, limit: str, value: int, maximum: int) -> dict[str, str]:
-    return {"field": field, "limit": limit, "value": str(value), "maximum": str(maximum)}
-
-
-def _refuse(field: str, value: str, advice: str) -> NoReturn:
-    raise InvalidRequestError(f"{field} is {value}: {advice}", metadata={"field": field, "value": value})
 
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
-def _token_info(piece: TokenPiece) -> generation_pb2.TokenInfo:
-    top = [generation_pb2.TokenLogprob(id=i, logprob=value) for i, value in piece.top]
-    return generation_pb2.TokenInfo(
-        id=piece.id, text_bytes=piece.text_bytes, logprob=piece.logprob, top_logprobs=top
-    )
+def _add_tokens(
+    response: generation_pb2.GenerateResponse | generation_pb2.CompleteResponse, piece: GenerationPiece
+) -> None:
+    for token in piece.tokens:
+        _add_token(response.tokens, token)
+    for token in piece.prompt_tokens:
+        _add_token(response.prompt_tokens, token)
+
+
+def _add_token(tokens: Any, piece: TokenPiece) -> None:
+    """Append in place: a list of messages would be copied, at more than twice the time."""
+    entry = piece.logprobs
+    if entry is None:
+        tokens.add(id=piece.id, text_bytes=piece.text_bytes)
+        return
+    info = tokens.add(id=piece.id, text_bytes=piece.text_bytes, logprob=entry.logprob)
+    add = info.top_logprobs.add
+    for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+        add(id=token_id, logprob=logprob)
 
 
 def _finish(finish: GenerationFinish) -> generation_pb2.Finish:

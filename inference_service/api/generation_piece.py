@@ -4,28 +4,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from inference_service.domain.adapter import ResidencyTier
-from inference_service.domain.request import FinishReason, RequestTimings
+from inference_service.domain.request import FinishReason, RequestTimings, TokenLogprobs
 from lorikeet_contract.names import AdapterName
 
-# Default clients take messages up to 4 MiB. A piece stays far below that, except that one token with the
-# whole vocabulary's log-probabilities is never split (2.9 MiB at 262,144 entries).
-MAX_PIECE_BYTES = 1 << 20
+# Default clients take messages up to 4 MiB. A piece stays far below that, so that serializing it does not
+# hold other streams up, except that one token with the whole vocabulary's log-probabilities is never split
+# (2.9 MiB at 262,144 entries).
+MAX_PIECE_BYTES = 1 << 18
 MAX_REPLY_BYTES = (4 << 20) - (64 << 10)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
-    """One token; `logprob` None where none was asked for. `top` is (id, logprob), most likely first."""
+    """One token; `logprobs` None where none were asked for."""
 
     id: int
     text_bytes: bytes
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+    logprobs: TokenLogprobs | None = None
+
+    @property
+    def num_top(self) -> int:
+        """How many alternatives it comes with."""
+        return 0 if self.logprobs is None else self.logprobs.num_top
 
     @property
     def max_wire_bytes(self) -> int:
         """At least what it takes in a message."""
-        return 24 + len(self.text_bytes) + 12 * len(self.top)
+        return 24 + len(self.text_bytes) + 12 * self.num_top
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Nothing is buffered here: one output of the engine is taken for each piece that 
 holds back only its own stream (the engine's client merges, and beyond a bound refuses, what piles up).
 """
 
+import asyncio
 import secrets
 import time
 import uuid
@@ -26,8 +27,13 @@ from inference_service.api.generation_request import (
 from inference_service.api.node_events import NodeEvents
 from inference_service.api.prompt_encoder import PromptEncoder
 from inference_service.api.reply_assembly import ReplyAssembly
+from inference_service.api.reply_limits import (
+    check_complete_fits,
+    check_prompt_logprobs,
+    reply_too_large,
+)
 from inference_service.api.running_requests import RunningRequests
-from inference_service.domain.errors import DeadlineError, LimitExceededError
+from inference_service.domain.errors import DeadlineError
 from inference_service.domain.request import EngineRequest, FinishReason
 from inference_service.domain.sampling import SamplingParams
 from inference_service.ports import Engine
@@ -72,11 +78,16 @@ class GenerationService:
                 pieces so far stay valid.
         """
         accepted = await self._accept(request, principal, time_remaining_s)
+        async with aclosing(self._stream(accepted)) as parts:
+            async for part in parts:
+                yield accepted.request_id, part
+
+    async def _stream(self, accepted: _Accepted) -> AsyncGenerator[GenerationPiece]:
         with self._running.register(accepted.tenant, accepted.request_id) as engine_id:
             async with aclosing(self._run(accepted, engine_id)) as pieces:
                 async for piece in pieces:
                     for part in piece.split():
-                        yield accepted.request_id, part
+                        yield part
                     if piece.finish is not None and piece.finish.reason is FinishReason.DEADLINE:
                         raise DeadlineError(
                             f"the deadline passed after {piece.finish.output_tokens} output tokens"
@@ -90,20 +101,22 @@ class GenerationService:
         The reply must fit the 4 MiB that every client takes: 8000 tokens with 20 log-probabilities each do.
 
         Raises:
-            LimitExceededError: it does not; before any work where `max_tokens` makes that certain.
+            LimitExceededError: it does not; before the engine works where the prompt and `max_tokens` make
+                that certain.
             ServiceError: as `stream`.
         """
-        _check_reply(request)
+        check_complete_fits(request, 0)
+        accepted = await self._accept(request, principal, time_remaining_s)
+        check_complete_fits(request, len(accepted.prompt_token_ids))
         pieces: list[GenerationPiece] = []
-        request_id, size = "", 0
-        async with aclosing(self.stream(request, principal, time_remaining_s)) as stream:
-            async for name, piece in stream:
-                request_id = name
+        size = 0
+        async with aclosing(self._stream(accepted)) as stream:
+            async for piece in stream:
                 pieces.append(piece)
                 size += piece.max_wire_bytes
                 if size > MAX_REPLY_BYTES:
-                    raise _reply_too_large(size)
-        return request_id, pieces
+                    raise reply_too_large(size)
+        return accepted.request_id, pieces
 
     def abort(self, request_id: str, principal: Principal) -> bool:
         """Stop a running request of the caller's tenant. False: there is none of that id."""
@@ -115,8 +128,7 @@ class GenerationService:
 
     async def tokenize(self, prompt: TextPrompt | ChatPrompt) -> tuple[list[int], list[bytes], str]:
         """Token ids, their bytes, and the rendered chat."""
-        ids, rendered = await self._encoder.encode(prompt)
-        return ids, [self._encoder.tokenizer.token_bytes(i) for i in ids], rendered
+        return await self._encoder.tokenize(prompt)
 
     async def _accept(
         self, request: GenerationRequest, principal: Principal, time_remaining_s: float | None
@@ -126,12 +138,13 @@ class GenerationService:
         ids = (
             request.prompt.ids
             if isinstance(request.prompt, TokenPrompt)
-            else tuple((await self._encoder.encode(request.prompt))[0])
+            else tuple(await self._encoder.encode(request.prompt))
         )
         context = self._engine.info.limits.max_context_tokens
         if not ids:
             raise too_long(0, context)
         sampling = request.sampling.resolve(len(ids), context, secrets.randbits(64))
+        check_prompt_logprobs(request, len(ids))
         if deadline_s is not None and deadline_s <= time.monotonic():
             raise DeadlineError("the deadline passed before the request was accepted")
         request_id = request.request_id or uuid.uuid4().hex
@@ -152,6 +165,10 @@ class GenerationService:
         outputs = self._engine.generate(_engine_request(accepted, engine_id))
         try:
             async for output in outputs:
+                for part in assembly.prompt_pieces(output):
+                    yield part
+                    # A client that keeps up never waits, and Complete sends nothing: let the others go on.
+                    await asyncio.sleep(0)
                 was_stopped = assembly.is_stopped
                 piece = assembly.push(output)
                 if assembly.is_stopped and not was_stopped and output.finish is None:
@@ -187,26 +204,4 @@ def _engine_request(accepted: _Accepted, engine_id: str) -> EngineRequest:
         sampling=accepted.sampling,
         digest=accepted.adapter.digest if accepted.adapter else None,
         deadline_s=accepted.deadline_s,
-    )
-
-
-def _check_reply(request: GenerationRequest) -> None:
-    """Refuse what cannot fit one reply if it runs to its `max_tokens`: at least 9 bytes a log-probability."""
-    sampling = request.sampling
-    if sampling.max_tokens is not None:
-        least = sampling.max_tokens * (8 + 9 * (sampling.params.logprobs or 0))
-        if least > MAX_REPLY_BYTES:
-            raise _reply_too_large(least)
-
-
-def _reply_too_large(num_bytes: int) -> LimitExceededError:
-    return LimitExceededError(
-        f"the reply would have {num_bytes} bytes or more, and clients take {MAX_REPLY_BYTES} in one message: "
-        "use Generate, which streams, or ask for fewer tokens or log-probabilities",
-        metadata={
-            "field": "request",
-            "limit": "max_reply_bytes",
-            "value": str(num_bytes),
-            "maximum": str(MAX_REPLY_BYTES),
-        },
     )

@@ -1,12 +1,14 @@
 """InferenceService on the wire: convert, call, convert."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import grpc.aio
 
 from inference_service.api import convert
+from inference_service.api.convert_prompt import tokenize_prompt
 from inference_service.api.generation_request import RequestRules
 from inference_service.api.generation_service import GenerationService
 from inference_service.ports import Engine
@@ -14,6 +16,11 @@ from inference_service.text.sampling_defaults import SamplingDefaults
 from lorikeet.inference.v1 import generation_pb2, inference_service_pb2_grpc, model_pb2
 from lorikeet_rpc.interceptors import current_principal
 
+# Some milliseconds of making messages.
+_INLINE_BYTES = 16 << 10
+
+Arguments = ParamSpec("Arguments")
+Reply = TypeVar("Reply")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -34,7 +41,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         stream = self._service.stream(parsed, current_principal(), _time_remaining_s(context))
         async with aclosing(stream) as pieces:
             async for request_id, piece in pieces:
-                yield convert.generate_response(request_id, sequence, piece)
+                yield await _made(
+                    piece.max_wire_bytes, convert.generate_response, request_id, sequence, piece
+                )
                 sequence += 1
 
     async def Complete(
@@ -42,8 +51,11 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     ) -> generation_pb2.CompleteResponse:
         """The same in one reply."""
         parsed = convert.generation_request(request.request, self._rules())
-        reply = await self._service.complete(parsed, current_principal(), _time_remaining_s(context))
-        return convert.complete_response(*reply)
+        request_id, pieces = await self._service.complete(
+            parsed, current_principal(), _time_remaining_s(context)
+        )
+        size = sum(piece.max_wire_bytes for piece in pieces)
+        return await _made(size, convert.complete_response, request_id, pieces)
 
     async def Abort(
         self, request: generation_pb2.AbortRequest, context: Context
@@ -56,7 +68,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         self, request: generation_pb2.TokenizeRequest, context: Context
     ) -> generation_pb2.TokenizeResponse:
         """Token ids of a text or a chat."""
-        return convert.tokenize_response(*await self._service.tokenize(convert.tokenize_prompt(request)))
+        ids, token_bytes, rendered = await self._service.tokenize(tokenize_prompt(request))
+        return await _made(20 * len(ids), convert.tokenize_response, ids, token_bytes, rendered)
 
     async def GetModel(
         self, request: model_pb2.GetModelRequest, context: Context
@@ -67,6 +80,15 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
     def _rules(self) -> RequestRules:
         return RequestRules(self._engine.info, self._defaults)
+
+
+async def _made(
+    num_bytes: int, make: Callable[Arguments, Reply], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Reply:
+    """A reply; a large one on a thread, where making it lets the event loop in between."""
+    if num_bytes <= _INLINE_BYTES:
+        return make(*args, **kwargs)
+    return await asyncio.to_thread(make, *args, **kwargs)
 
 
 def _time_remaining_s(context: Context) -> float | None:

@@ -1,6 +1,7 @@
 """One request's engine outputs made into the pieces that its client sees."""
 
 import time
+from collections.abc import Iterator
 
 from inference_service.api.generation_piece import (
     GenerationFinish,
@@ -12,6 +13,9 @@ from inference_service.domain.request import FinishReason, RequestFinish, Reques
 from inference_service.domain.sampling import SamplingParams
 from inference_service.text.output_text import OutputText
 from inference_service.text.tokenizer import Tokenizer
+
+# Well below a millisecond's work: other streams go on in between.
+_PROMPT_TOKENS_AT_ONCE = 256
 
 
 class ReplyAssembly:
@@ -40,12 +44,15 @@ class ReplyAssembly:
         """A stop string was found: tokens from here on are nobody's."""
         return bool(self._stop_string)
 
+    def prompt_pieces(self, output: RequestOutput) -> Iterator[GenerationPiece]:
+        """The output's prompt tokens, a part at a time; they come before what `push` makes of it."""
+        for begin in range(0, len(output.prompt_logprobs), _PROMPT_TOKENS_AT_ONCE):
+            part = slice(begin, begin + _PROMPT_TOKENS_AT_ONCE)
+            tokens = zip(self._prompt_token_ids[part], output.prompt_logprobs[part], strict=True)
+            yield GenerationPiece(prompt_tokens=tuple(self._piece(i, entry) for i, entry in tokens))
+
     def push(self, output: RequestOutput) -> GenerationPiece | None:
-        """Take one output; None where it brings the client nothing."""
-        prompt_tokens = tuple(
-            self._piece(token_id, entry)
-            for token_id, entry in zip(self._prompt_token_ids, output.prompt_logprobs, strict=False)
-        )
+        """Take one output; None where it brings the client nothing beside its prompt tokens."""
         text, tokens = "", []
         for index, token_id in enumerate(output.token_ids):
             if self.is_stopped:
@@ -59,12 +66,12 @@ class ReplyAssembly:
         self._count(len(tokens))
         if output.finish is not None:
             text += self._end(output.finish)
-        if not (text or tokens or prompt_tokens or self.finish):
+        if not (text or tokens or self.finish):
             return None
-        return GenerationPiece(text, tuple(tokens), prompt_tokens, self.finish)
+        return GenerationPiece(text, tuple(tokens), finish=self.finish)
 
     def _hides(self, output: RequestOutput, index: int) -> bool:
-        """The token that stopped the request: its id is reported, its text is not, as users of vLLM expect."""
+        """The token that stopped the request: its id is reported, its text is not, as in vLLM."""
         ends_here = output.finish is not None and output.finish.stop_token_id is not None
         return ends_here and index == len(output.token_ids) - 1 and not self._shows_stop
 
@@ -93,8 +100,4 @@ class ReplyAssembly:
         return text
 
     def _piece(self, token_id: int, entry: TokenLogprobs | None) -> TokenPiece:
-        text_bytes = self._tokenizer.token_bytes(token_id)
-        if entry is None:
-            return TokenPiece(token_id, text_bytes)
-        top = tuple(zip(entry.top_ids, entry.top_logprobs, strict=True))
-        return TokenPiece(token_id, text_bytes, entry.logprob, top)
+        return TokenPiece(token_id, self._tokenizer.token_bytes(token_id), entry)

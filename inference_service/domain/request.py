@@ -1,5 +1,7 @@
 """A request on its way through the engine, and what comes back of it."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,11 +38,37 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability of one token and of the most likely ones at its position, most likely first."""
+    """Log-probability of one token and of the most likely ones at its position, most likely first.
+
+    The latter are arrays of int32 and float32 in this machine's byte order: whole vocabularies for whole
+    prompts cross processes, and as Python numbers they would take a dozen times the memory and stop the
+    engine loop and the front end's event loop for seconds.
+    """
 
     logprob: float
-    top_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
+    packed_ids: bytes = b""
+    packed_logprobs: bytes = b""
+
+    @classmethod
+    def of(cls, logprob: float, top_ids: Sequence[int], top_logprobs: Sequence[float]) -> "TokenLogprobs":
+        """Pack the numbers; log-probabilities are rounded to float32."""
+        assert len(top_ids) == len(top_logprobs)
+        return cls(logprob, array("i", top_ids).tobytes(), array("f", top_logprobs).tobytes())
+
+    @property
+    def num_top(self) -> int:
+        """How many of the most likely tokens there are."""
+        return len(self.packed_ids) // 4
+
+    @property
+    def top_ids(self) -> tuple[int, ...]:
+        """Unpacked anew by each call, as are `top_logprobs`."""
+        return tuple(memoryview(self.packed_ids).cast("i"))
+
+    @property
+    def top_logprobs(self) -> tuple[float, ...]:
+        """See `top_ids`."""
+        return tuple(memoryview(self.packed_logprobs).cast("f"))
 
 
 @dataclass(frozen=True, slots=True)

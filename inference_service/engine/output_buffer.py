@@ -7,12 +7,14 @@ from inference_service.domain.errors import SlowClientError
 from inference_service.domain.request import RequestOutput
 from lorikeet_contract.status import ServiceError
 
-# (id, logprob) pairs that may wait for one consumer; about a tenth of a kilobyte each as Python objects.
+# (id, logprob) pairs that may wait for one consumer; 8 bytes each, and more for a token that has but one.
 MAX_WAITING_PAIRS = 4_000_000
+# Each output is made into text at one go, on the front end's event loop.
+_MAX_MERGED_TOKENS = 64
 
 
 class OutputBuffer:
-    """Keeps outputs in order. Waiting ones without log-probabilities are merged, so that they stay small."""
+    """Keeps outputs in order. Waiting ones without log-probabilities are merged, within a bound."""
 
     def __init__(self, max_pairs: int = MAX_WAITING_PAIRS) -> None:
         self._max_pairs = max_pairs
@@ -34,7 +36,7 @@ class OutputBuffer:
                 )
             )
             return False
-        if self._outputs and _is_plain(output) and _is_plain(self._outputs[-1]):
+        if self._outputs and _can_merge(self._outputs[-1], output):
             last = self._outputs.pop()
             output = RequestOutput(output.request_id, last.token_ids + output.token_ids, finish=output.finish)
         self._outputs.append(output)
@@ -60,10 +62,15 @@ class OutputBuffer:
         return output
 
 
+def _can_merge(last: RequestOutput, output: RequestOutput) -> bool:
+    is_small = len(last.token_ids) + len(output.token_ids) <= _MAX_MERGED_TOKENS
+    return is_small and _is_plain(last) and _is_plain(output)
+
+
 def _is_plain(output: RequestOutput) -> bool:
     return not output.logprobs and not output.prompt_logprobs
 
 
 def _num_pairs(output: RequestOutput) -> int:
-    pairs = sum(1 + len(entry.top_ids) for entry in output.logprobs)
-    return pairs + sum(1 + len(entry.top_ids) for entry in output.prompt_logprobs if entry is not None)
+    pairs = sum(1 + entry.num_top for entry in output.logprobs)
+    return pairs + sum(1 + entry.num_top for entry in output.prompt_logprobs if entry is not None)

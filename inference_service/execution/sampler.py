@@ -54,9 +54,9 @@ def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor, counts: Sequence[
     """Log-probabilities of `token_ids` [N] and of the counts[i] most likely tokens of each row."""
     num_top = min(max(counts), logits.shape[-1])
     chosen, top_ids, top_logprobs = token_logprobs(logits, token_ids, num_top)
+    # Arrays to the end: numbers of whole vocabularies, made Python objects, would stop the engine.
+    ids, values = top_ids.to(torch.int32).cpu().numpy(), top_logprobs.cpu().numpy()
     return [
-        TokenLogprobs(logprob, tuple(ids[:count]), tuple(values[:count]))
-        for logprob, ids, values, count in zip(
-            chosen.tolist(), top_ids.tolist(), top_logprobs.tolist(), counts, strict=True
-        )
+        TokenLogprobs(logprob, ids[row, :count].tobytes(), values[row, :count].tobytes())
+        for row, (logprob, count) in enumerate(zip(chosen.tolist(), counts, strict=True))
     ]

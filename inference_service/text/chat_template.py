@@ -19,6 +19,8 @@ from inference_service.domain.errors import InvalidRequestError, LimitExceededEr
 
 # The names under which templates know the special tokens (tokenizer_config.json has the same keys).
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# A template's own words may quote a message, of megabytes.
+_MAX_ERROR_CHARACTERS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +94,18 @@ class ChatTemplate:
                     raise LimitExceededError(
                         f"chat: the rendered chat has more than {max_characters} characters, which "
                         "cannot fit the context",
-                        metadata={"field": "chat", "limit": "max_context_tokens"},
+                        metadata={
+                            "field": "chat",
+                            "limit": "max_context_tokens",
+                            "value": str(length),
+                            "maximum": str(max_characters),
+                        },
                     )
         # A template is code: its own raise_exception, and whatever Python raises in an expression of it.
         except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            words = str(error)[:_MAX_ERROR_CHARACTERS]
             raise InvalidRequestError(
-                f"chat: the model's chat template refuses these messages: {error}", metadata={"field": "chat"}
+                f"chat: the model's chat template refuses these messages: {words}", metadata={"field": "chat"}
             ) from error
         return "".join(pieces)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as _HuggingFaceTokenizer
 
 _METASPACE = "\u2581"
@@ -65,8 +66,12 @@ class Tokenizer:
             text: any text.
             add_special_tokens: let the tokenizer's post-processor add its own, such as a leading BOS.
         """
+        return self.encoding(text, add_special_tokens=add_special_tokens).ids
+
+    def encoding(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        """What `encode` takes its ids from: its length is known without a list of them."""
         # The batch call releases the interpreter lock, the single one does not.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token's own bytes, which may be a part of a character; empty for padding ids."""

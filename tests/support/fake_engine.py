@@ -149,7 +149,7 @@ class FakeEngine:
 
     def _logprobs(self, token: int, top: int) -> TokenLogprobs:
         value = -math.log(self.info.vocab_size)
-        return TokenLogprobs(value, tuple(range(top)), (value,) * top)
+        return TokenLogprobs.of(value, range(top), (value,) * top)
 
     @staticmethod
     def _finish(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_service.api import convert
+from inference_service.api.convert_prompt import MAX_CHAT_MESSAGES, MAX_ROLE_LENGTH, tokenize_prompt
 from inference_service.api.generation_piece import (
     MAX_PIECE_BYTES,
     GenerationFinish,
@@ -21,7 +22,7 @@ from inference_service.api.generation_request import ChatPrompt, RequestRules, T
 from inference_service.domain.adapter import ResidencyTier
 from inference_service.domain.engine import EngineStatus
 from inference_service.domain.errors import InvalidRequestError, LimitExceededError
-from inference_service.domain.request import FinishReason, RequestTimings
+from inference_service.domain.request import FinishReason, RequestTimings, TokenLogprobs
 from inference_service.text.sampling_defaults import SamplingDefaults
 from lorikeet.inference.v1 import generation_pb2
 from lorikeet_contract.names import AdapterName
@@ -212,9 +213,32 @@ def test_prompts_of_each_kind() -> None:
     assert (parsed.turns[0].role, parsed.turns[0].content) == ("user", "hi")
     assert not parsed.add_generation_prompt
     tokenize = generation_pb2.TokenizeRequest(prompt="", add_special_tokens=False)
-    assert convert.tokenize_prompt(tokenize) == TextPrompt("", add_special_tokens=False)
+    assert tokenize_prompt(tokenize) == TextPrompt("", add_special_tokens=False)
     with pytest.raises(InvalidRequestError, match="prompt or chat"):
-        convert.tokenize_prompt(generation_pb2.TokenizeRequest())
+        tokenize_prompt(generation_pb2.TokenizeRequest())
+
+
+@pytest.mark.parametrize(
+    ("count", "role", "limit", "maximum"),
+    [
+        (MAX_CHAT_MESSAGES + 1, "u", "max_chat_messages", MAX_CHAT_MESSAGES),
+        (1, "r" * (MAX_ROLE_LENGTH + 1), "max_role_length", MAX_ROLE_LENGTH),
+    ],
+)
+def test_limits_of_a_chat(count: int, role: str, limit: str, maximum: int) -> None:
+    """One more than allowed is refused by name, for generation and Tokenize; the limit itself passes."""
+    turn = generation_pb2.ChatMessage
+    chat = generation_pb2.ChatMessages(messages=[turn(role=role)] * count)
+    for read in (
+        lambda: convert.generation_request(generation_pb2.GenerateRequest(chat=chat), RULES),
+        lambda: tokenize_prompt(generation_pb2.TokenizeRequest(chat=chat)),
+    ):
+        with pytest.raises(LimitExceededError) as caught:
+            read()
+        assert (caught.value.metadata["limit"], caught.value.metadata["maximum"]) == (limit, str(maximum))
+        assert caught.value.metadata["value"] == str(maximum + 1)
+    most = generation_pb2.ChatMessages(messages=[turn(role="r" * MAX_ROLE_LENGTH)] * MAX_CHAT_MESSAGES)
+    assert tokenize_prompt(generation_pb2.TokenizeRequest(chat=most))
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.one_of(st.none(), st.integers(1, 400)))
@@ -235,7 +259,7 @@ FULL_FINISH = GenerationFinish(
     FinishReason.STOP_STRING, "END", 7, 3, 2, 4, RequestTimings(1, 2, 3, 4),
     ServedAdapter(AdapterName("acme", "pirate"), "1" * 64), ResidencyTier.ACTIVE,
 )  # fmt: skip
-FULL_TOKEN = TokenPiece(65, b"A", -0.5, ((66, -1.5),))
+FULL_TOKEN = TokenPiece(65, b"A", TokenLogprobs.of(-0.5, (66,), (-1.5,)))
 FULL_PIECE = GenerationPiece("text", (FULL_TOKEN,), (FULL_TOKEN,), FULL_FINISH)
 
 
@@ -274,8 +298,9 @@ _tokens = st.lists(
         TokenPiece,
         id=st.integers(0, 2**18),
         text_bytes=st.binary(max_size=20),
-        logprob=st.floats(-100, 0),
-        top=st.sampled_from([0, 1, 3000, 40_000]).map(lambda n: tuple((2**18, -1.5) for _ in range(n))),
+        logprobs=st.sampled_from([0, 1, 3000, 40_000]).map(
+            lambda n: TokenLogprobs.of(-1.0, (2**18,) * n, (-1.5,) * n)
+        ),
     ),
     max_size=12,
 ).map(tuple)
@@ -297,12 +322,12 @@ def test_split_pieces_join_to_the_whole(
 
 
 @given(
-    st.builds(TokenPiece, st.integers(0, 2**32 - 1), st.binary(max_size=300), st.floats(-9, 0)),
+    st.builds(TokenPiece, st.integers(0, 2**32 - 1), st.binary(max_size=300)),
     st.integers(0, 50),
 )
 def test_wire_size_is_never_underestimated(token: TokenPiece, top: int) -> None:
     """The bound that keeps messages small holds for real messages."""
-    token = dataclasses.replace(token, top=((2**28 - 1, -1.5),) * top)
+    token = dataclasses.replace(token, logprobs=TokenLogprobs.of(-9.0, (2**28 - 1,) * top, (-1.5,) * top))
     message = convert.generate_response("", 0, GenerationPiece(tokens=(token,)))
     assert message.ByteSize() <= token.max_wire_bytes
 

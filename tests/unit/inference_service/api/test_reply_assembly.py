@@ -58,13 +58,26 @@ def test_held_back_text_comes_with_the_finish() -> None:
 
 def test_log_probabilities_stay_with_their_tokens() -> None:
     """One entry a token, for output and prompt; the prompt's first token has none."""
-    entries = (TokenLogprobs(-1.0, (5,), (-0.5,)), TokenLogprobs(-2.0))
-    piece = assembly(logprobs=1, prompt_logprobs=0).push(
-        RequestOutput("r", (120, 121), entries, (None, TokenLogprobs(-3.0)))
-    )
+    entries = (TokenLogprobs.of(-1.0, (5,), (-0.5,)), TokenLogprobs(-2.0))
+    reply = assembly(logprobs=1, prompt_logprobs=0)
+    news = RequestOutput("r", (120, 121), entries, (None, TokenLogprobs(-3.0)))
+    (prompt,) = reply.prompt_pieces(news)
+    piece = reply.push(news)
     assert piece is not None
-    assert [(t.id, t.logprob, t.top) for t in piece.tokens] == [(120, -1.0, ((5, -0.5),)), (121, -2.0, ())]
-    assert [(t.id, t.logprob) for t in piece.prompt_tokens] == [(97, None), (98, -3.0)]
+    assert [(t.id, t.logprobs) for t in piece.tokens] == [(120, entries[0]), (121, entries[1])]
+    assert [(t.id, t.logprobs) for t in prompt.prompt_tokens] == [(97, None), (98, TokenLogprobs(-3.0))]
+
+
+def test_long_prompts_come_in_parts() -> None:
+    """All tokens, in order, each with its own entry; a few hundred at a time."""
+    ids = tuple(i % 256 for i in range(1000))
+    reply = ReplyAssembly(TOKENIZER, ids, SamplingParams(max_tokens=1, prompt_logprobs=0), None)
+    entries = (None, *(TokenLogprobs(-float(i)) for i in range(1, 1000)))
+    pieces = list(reply.prompt_pieces(RequestOutput("r", prompt_logprobs=entries)))
+    assert max(len(p.prompt_tokens) for p in pieces) <= 256
+    assert [(t.id, t.logprobs) for p in pieces for t in p.prompt_tokens] == list(
+        zip(ids, entries, strict=True)
+    )
 
 
 def test_an_output_without_news_is_no_piece() -> None:

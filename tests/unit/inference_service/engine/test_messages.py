@@ -35,7 +35,7 @@ FINISH = RequestFinish(
     FinishReason.STOP_TOKEN, 5, 3, 2, 4, RequestTimings(1.5, 2.5), ResidencyTier.HOST, "QUEUE_FULL", "full"
 )
 OUTPUT = RequestOutput(
-    "a", (1, 2), (TokenLogprobs(-0.5, (1, 9), (-0.5, -2.0)),), (None, TokenLogprobs(float("-inf"))), FINISH
+    "a", (1, 2), (TokenLogprobs.of(-0.5, (1, 9), (-0.5, -2.0)),), (None, TokenLogprobs(float("-inf"))), FINISH
 )
 
 

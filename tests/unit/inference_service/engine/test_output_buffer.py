@@ -34,7 +34,7 @@ async def test_outputs_with_logprobs_stay_apart() -> None:
 async def test_too_many_waiting_logprobs_end_the_stream_after_what_came() -> None:
     """The put that exceeds the bound says so once; the consumer reads the rest, then the error."""
     buffer = OutputBuffer(max_pairs=5)
-    output = RequestOutput("a", (1,), (TokenLogprobs(-1.0, (1, 2), (-1.0, -2.0)),))
+    output = RequestOutput("a", (1,), (TokenLogprobs.of(-1.0, (1, 2), (-1.0, -2.0)),))
     assert buffer.put(output)
     assert not buffer.put(output)
     assert buffer.put(output)
@@ -46,7 +46,7 @@ async def test_too_many_waiting_logprobs_end_the_stream_after_what_came() -> Non
 async def test_one_output_larger_than_the_bound_passes() -> None:
     """A reader that keeps up is never too slow, whatever the size."""
     buffer = OutputBuffer(max_pairs=1)
-    output = RequestOutput("a", (1,), (TokenLogprobs(-1.0, (1, 2), (-1.0, -2.0)),))
+    output = RequestOutput("a", (1,), (TokenLogprobs.of(-1.0, (1, 2), (-1.0, -2.0)),))
     for _ in range(3):
         assert buffer.put(output)
         assert await buffer.get() == output
@@ -62,3 +62,16 @@ async def test_failure_wakes_a_waiting_consumer_and_stays() -> None:
         await reading
     with pytest.raises(EngineDeadError):
         await buffer.get()
+
+
+async def test_merged_outputs_stay_small() -> None:
+    """Whoever comes back after long takes the backlog in parts, each the work of a moment."""
+    buffer = OutputBuffer()
+    for token in range(1000):
+        buffer.put(RequestOutput("a", (token,)))
+    parts: list[int] = []
+    while len(parts) < 1000:
+        output = await buffer.get()
+        assert 0 < len(output.token_ids) <= 64
+        parts += output.token_ids
+    assert parts == list(range(1000))
