@@ -1,8 +1,8 @@
-"""Lorikeet's LoRA ops under a peer benchmark's harness: `make(p)` returns the two ops and what runs before them.
+"""Lorikeet's LoRA ops under a peer benchmark's harness: `make(p)` returns the ops and what runs before them.
 
-The harness hands over one input set `p`: activations, routing, the tokens' slots, and weights in its own layout
-([slots, E, rank, in] a slice). Only weights are repacked here, into the arena layout of the payload; everything
-that depends on tokens happens in `prep`, which is timed. The ops are the public functions that the engine calls.
+The harness hands over one input set `p`: activations, routing, the tokens' slots, and weights in its own
+layout ([slots, E, rank, in] a slice). Only weights are repacked here, into the arena's layout; all that
+depends on tokens happens in `prep`, which is timed. The ops are the public functions that the engine calls.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def _pack(
     gate_up_a: list[torch.Tensor], gate_up_b: list[torch.Tensor], a: torch.Tensor, b: torch.Tensor
 ) -> LoraTables:
     """One arena with each slot's gate_up A and B, then down's; two slices give two A side by side."""
-    slots, experts, rank, _ = a.shape
+    slots, _, rank, _ = a.shape
     num_a = len(gate_up_a)
     pieces: list[torch.Tensor] = []
     a_offset, b_offset = ([[0, 0] for _ in range(slots)] for _ in range(2))

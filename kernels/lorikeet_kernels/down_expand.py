@@ -1,9 +1,11 @@
 """down_expand: out += w B h for the down projection, per (token, expert) pair.
 
-    out[t, k, n] += topk_weights[t, k] * (B[slot(t), site][expert(p), n, :] @ sum over parts of h[part, p, 0, 0, :R])
+    out[t, k, n] += topk_weights[t, k] * (B[slot(t), site][expert(p), n, :] @ sum over parts of h[part, p, 0,
+    0, :R])
 
-p = t * K + k; B [E, H, R] in the arena, scaling included; h float32 as down_shrink left it; out [T, K, H] compute
-dtype, in place: the sum is float32 and rounded once. Rows of pairs without an adapter keep their bits.
+p = t * K + k; B [E, H, R] in the arena, scaling included; h float32 as down_shrink left it; out [T, K, H]
+compute dtype, in place: the sum is float32 and rounded once. Rows of pairs without an adapter keep their
+bits.
 """
 
 import torch

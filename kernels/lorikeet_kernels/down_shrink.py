@@ -2,8 +2,9 @@
 
     sum over parts of h[part, p, 0, 0, :R] = A[slot(t), site][expert(p)] @ act[t, k],   p = t * K + k
 
-act [T, K, I] compute dtype; A [E, R, I] in the arena; h [parts, T * K, 1, 1, Rmax] float32, written, never rounded:
-a part is the product over a share of I. Entries beyond a pair's rank and rows of pairs without an adapter stay as they are.
+act [T, K, I] compute dtype; A [E, R, I] in the arena; h [parts, T * K, 1, 1, Rmax] float32, written, never
+rounded: a part is the product over a share of I. Entries beyond a pair's rank and rows of pairs without an
+adapter stay as they are.
 """
 
 import torch

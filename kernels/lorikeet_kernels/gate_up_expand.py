@@ -1,10 +1,11 @@
 """gate_up_expand: out += B h for gate and up, per (token, expert) pair.
 
-    out[t, k, n] += B[slot(t), site][expert(p), n, :] @ sum over parts of h[part, p, 0, a(n), :R],   p = t * K + k
+    out[t, k, n] += B[slot(t), site][expert(p), n, :] @ sum over parts of h[part, p, 0, a(n), :R],   p = t *
+    K + k
 
-a(n) is 0 where the site has one A; else 0 for gate's columns and 1 for up's, by `row_order`. B [E, 2I, R] in the
-arena, scaling included; h float32 as gate_up_shrink left it; out [T, K, 2I] compute dtype, in place: the sum
-is float32 and rounded once. Rows of pairs without an adapter keep their bits.
+a(n) is 0 where the site has one A; else 0 for gate's columns and 1 for up's, by `row_order`. B [E, 2I, R] in
+the arena, scaling included; h float32 as gate_up_shrink left it; out [T, K, 2I] compute dtype, in place: the
+sum is float32 and rounded once. Rows of pairs without an adapter keep their bits.
 """
 
 import torch

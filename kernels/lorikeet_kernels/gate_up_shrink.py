@@ -1,10 +1,11 @@
 """gate_up_shrink: h = A x for gate and up, per (token, expert) pair.
 
-    sum over parts of h[part, p, 0, a, :R] = A[slot(t), site][expert(p), a*R:(a+1)*R, :] @ x[t],   p = t * K + k
+    sum over parts of h[part, p, 0, a, :R] = A[slot(t), site][expert(p), a*R:(a+1)*R, :] @ x[t],   p = t * K
+    + k
 
 x [T, H] compute dtype; A [E, num_a * R, H] in the arena; h [parts, T * K, 1, 2, Rmax] float32, written, never
-rounded: a part is the product over a share of H. Entries beyond a pair's rank or num_a, and rows of pairs without
-an adapter (slot -1, or rank 0), stay as they are.
+rounded: a part is the product over a share of H. Entries beyond a pair's rank or num_a, and rows of pairs
+without an adapter (slot -1, or rank 0), stay as they are.
 """
 
 import torch

@@ -1,8 +1,13 @@
 """Sort pairs by (expert, slot) on the GPU and cut each group that has an adapter into blocks of rows.
 
-Three dependent launches, no host sync: count (a pair's rank within its group comes from an atomic counter, so pairs
-of one group come in any order: no result depends on it), scan, scatter.
+Three dependent launches, no host sync: count (a pair's rank within its group comes from an atomic counter, so
+pairs of one group come in any order: no result depends on it), scan, scatter.
 """
+
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
 from dataclasses import dataclass
 
@@ -20,8 +25,8 @@ SCAN_BLOCK = 1024
 class GroupBlocks:
     """`blocks[b]` = (first place in order, number of pairs <= block_m, expert, slot), b < num_blocks[0].
 
-    `starts` holds where each group begins in order, group = expert * (S + 1) + slot + 1, and the number of pairs
-    at its end. `capacity` bounds num_blocks on the host.
+    `starts` holds where each group begins in order, group = expert * (S + 1) + slot + 1, and the number of
+    pairs at its end. `capacity` bounds num_blocks on the host.
     """
 
     order: torch.Tensor  # [P] int32
@@ -107,7 +112,9 @@ def _scatter_kernel(
     tl.store(entry + 3, slot, mask=leads)
 
 
-def _allocate(num_pairs: int, num_groups: int, capacity: int, block_m: int, device: torch.device) -> GroupBlocks:
+def _allocate(
+    num_pairs: int, num_groups: int, capacity: int, block_m: int, device: torch.device
+) -> GroupBlocks:
     # each part starts at a multiple of 16 bytes, whatever the batch: else Triton would compile for both cases
     needed = (num_pairs, num_groups + 1, 4 * max(1, capacity), 1, -(-num_pairs // 4) * 4 + num_groups)
     padded = [-(-words // 4) * 4 for words in needed]
@@ -129,8 +136,8 @@ def group_pairs(
 ) -> GroupBlocks:
     """Group the pairs of `topk_ids` [T, K] int32, or the tokens themselves where it is None (one expert).
 
-    `reuse` are the blocks of an earlier batch of the same sizes, to be overwritten: what lets a captured graph
-    and the graphs after it share one place.
+    `reuse` are the blocks of an earlier batch of the same sizes, to be overwritten: so a captured graph and
+    the graphs after it share one place.
     """
     top_k = 1 if topk_ids is None else topk_ids.shape[1]
     num_pairs = token_slot.shape[0] * top_k

@@ -2,9 +2,14 @@
 
     out[p, columns] += w[p] * B[rows, :] @ sum over parts of h[part, p, site, half, :R]
 
-The rank vector meets the tensor cores as the sum of two compute-dtype values, high and low half, so that out is
-the only place that rounds. The add is fused; rows without an adapter are in no block.
+The rank vector meets the tensor cores as the sum of two compute-dtype values, high and low half, so that out
+is the only place that rounds. The add is fused; rows without an adapter are in no block.
 """
+
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton
@@ -13,7 +18,7 @@ import triton.language as tl
 from lorikeet_kernels.group_blocks import GroupBlocks
 from lorikeet_kernels.lora_tables import LoraTables
 from lorikeet_kernels.output_lanes import PairLane, describe_lanes
-from lorikeet_kernels.site_lookup import find_site
+from lorikeet_kernels.site_lookup import find_lane, find_site
 from lorikeet_kernels.tiling import ExpandTiles
 
 MAX_RANK_CHUNK = 64
@@ -58,17 +63,7 @@ def _grouped_expand_kernel(
     if block >= tl.load(num_blocks_ptr):
         return  # beyond the last block the entry read above is arbitrary, but within bounds
     tile = tl.program_id(0)
-    # LANES[l] = (site, half, column, row, width, first tile, rows of B at the site)
-    index, half, column, row, width, tile0, site_rows = 0, 0, 0, 0, 0, 0, 0
-    for lane in tl.static_range(NUM_LANES):
-        inside = tile >= LANES[lane][5]
-        index = tl.where(inside, LANES[lane][0], index)
-        half = tl.where(inside, LANES[lane][1], half)
-        column = tl.where(inside, LANES[lane][2], column)
-        row = tl.where(inside, LANES[lane][3], row)
-        width = tl.where(inside, LANES[lane][4], width)
-        tile0 = tl.where(inside, LANES[lane][5], tile0)
-        site_rows = tl.where(inside, LANES[lane][6], site_rows)
+    index, half, column, row, width, tile0, site_rows = find_lane(tile, LANES, NUM_LANES)
     site = tl.where(index == 0, site0, tl.where(index == 1, site1, site2))
     offset, rank, num_a = find_site(b_offset_ptr, rank_ptr, num_a_ptr, slot, site, num_sites, num_slots, 0)
     if rank == 0:
@@ -100,7 +95,8 @@ def _grouped_expand_kernel(
     for step in tl.range(0, SPAN, num_stages=STAGES):
         n = first + step * BLOCK_N + lane_n
         following = n + BLOCK_N
-        # out's next tile is on its way while this one is computed: a read of DRAM a tile is what bounds the op
+        # out's next tile is on its way while this one is computed: a read of DRAM a tile is what bounds the
+        # op
         upcoming = before
         if SPAN > 1:
             upcoming = tl.load(
@@ -142,13 +138,13 @@ def grouped_expand(
     topk_weights: torch.Tensor | None,
     groups: GroupBlocks,
     tables: LoraTables,
-    sites: tuple[int, int, int],
+    sites: tuple[int, ...],
     lanes: tuple[PairLane, ...],
     tiles: ExpandTiles,
     *,
     interleaved: bool = False,
 ) -> None:
-    """Launch as a dependent of grouped_shrink; `out` has a row a pair, `h` [SPLITS, P, sites, halves, Rmax]."""
+    """Launch as a dependent of grouped_shrink; `out` has a row a pair, `h` is as grouped_shrink left it."""
     splits, num_pairs, num_launch_sites, halves, max_rank = h.shape
     num_slots, num_sites = tables.rank.shape
     described, num_tiles = describe_lanes(lanes, tiles.block_n * tiles.span)
@@ -158,9 +154,10 @@ def grouped_expand(
         out, h, tables.arena, tables.b_offset, tables.rank, tables.num_a,
         out if topk_weights is None else topk_weights, groups.order, groups.blocks, groups.num_blocks,
         num_pairs, *sites, num_sites, num_slots,
-        N=out.shape[-1], LANES=described, NUM_LANES=len(lanes), NUM_LAUNCH_SITES=num_launch_sites, HALVES=halves,
-        MAX_RANK=max_rank, RANK_P2=rank_p2, RANK_CHUNK=min(MAX_RANK_CHUNK, rank_p2), SPLITS=splits,
-        BLOCK_M=groups.block_m, BLOCK_N=tiles.block_n, SPAN=tiles.span, STAGES=tiles.num_stages,
+        N=out.shape[-1], LANES=described, NUM_LANES=len(lanes), NUM_LAUNCH_SITES=num_launch_sites,
+        HALVES=halves, MAX_RANK=max_rank, RANK_P2=rank_p2, RANK_CHUNK=min(MAX_RANK_CHUNK, rank_p2),
+        SPLITS=splits, BLOCK_M=groups.block_m, BLOCK_N=tiles.block_n, SPAN=tiles.span,
+        STAGES=tiles.num_stages,
         HAS_WEIGHT=topk_weights is not None, INTERLEAVED=interleaved,
         PDL=pdl, num_warps=tiles.num_warps,
         **({"launch_pdl": True} if pdl else {}),

@@ -5,6 +5,11 @@
 h [SPLITS, P, sites, halves, Rmax] float32: expand sums the parts in order.
 """
 
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+
 import torch
 import triton
 import triton.language as tl
@@ -22,8 +27,8 @@ def _grouped_shrink_kernel(
     h_ptr, x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, order_ptr, blocks_ptr, num_blocks_ptr,
     num_pairs, site0, site1, site2, num_sites, num_slots,
     K: tl.constexpr, X_DIV: tl.constexpr, NUM_LAUNCH_SITES: tl.constexpr, HALVES: tl.constexpr,
-    MAX_RANK: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr, STEPS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    MAX_RANK: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr, STEPS:
+    tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -69,7 +74,7 @@ def grouped_shrink(
     x: torch.Tensor,
     groups: GroupBlocks,
     tables: LoraTables,
-    sites: tuple[int, int, int],
+    sites: tuple[int, ...],
     tiles: ShrinkTiles,
     *,
     x_div: int,
@@ -85,7 +90,8 @@ def grouped_shrink(
         h, x, tables.arena, tables.a_offset, tables.rank, tables.num_a, groups.order, groups.blocks,
         groups.num_blocks, num_pairs, *sites, num_sites, num_slots,
         K=in_features, X_DIV=x_div, NUM_LAUNCH_SITES=num_launch_sites, HALVES=halves, MAX_RANK=max_rank,
-        ROWS=rows, CHUNKS=chunks, SPLITS=splits, STEPS=triton.cdiv(triton.cdiv(in_features, tiles.block_k), splits),
+        ROWS=rows, CHUNKS=chunks, SPLITS=splits,
+        STEPS=triton.cdiv(triton.cdiv(in_features, tiles.block_k), splits),
         BLOCK_M=groups.block_m, BLOCK_K=tiles.block_k, STAGES=tiles.num_stages, PDL=pdl,
         num_warps=tiles.num_warps,
     )  # fmt: skip

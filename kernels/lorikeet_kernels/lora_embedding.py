@@ -2,9 +2,14 @@
 
     out[t] += B @ A[token_ids[t]],   weights those of slot(t)
 
-A [vocabulary, R] (a row a token) and B [H, R] in the arena, scaling included; out [T, H] compute dtype, in place,
-summed in float32 and rounded once. Rows of slot -1 keep their bits.
+A [vocabulary, R] (a row a token) and B [H, R] in the arena, scaling included; out [T, H] compute dtype, in
+place, summed in float32 and rounded once. Rows of slot -1 keep their bits.
 """
+
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton

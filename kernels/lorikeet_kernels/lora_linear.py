@@ -2,10 +2,10 @@
 
     out[t, columns of site j] += B_j @ (A_j @ x[t]),   weights those of slot(t)
 
-x [T, in]; A_j [num_a * R, in] and B_j [out_j, R] in the arena, scaling included. The sites' columns lie side by side
-in out [T, sum out_j]. Where num_slices[j] is 2 and num_a is 2, the first half of site j's columns uses A's first R
-rows and the second half the others. The rank vector stays float32; out is updated in place, rounded once; rows of
-slot -1 and columns of a site with rank 0 keep their bits.
+x [T, in]; A_j [num_a * R, in] and B_j [out_j, R] in the arena, scaling included. The sites' columns lie side
+by side in out [T, sum out_j]. Where num_slices[j] is 2 and num_a is 2, the first half of site j's columns
+uses A's first R rows and the second half the others. The rank vector stays float32; out is updated in place,
+rounded once; rows of slot -1 and columns of a site with rank 0 keep their bits.
 """
 
 import torch

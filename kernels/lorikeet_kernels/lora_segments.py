@@ -13,9 +13,9 @@ from lorikeet_kernels.tiling.select import is_ungrouped, select_block_m
 class LoraSegments:
     """A step's tokens by LoRA slot. Valid until the step's end; no op writes to it but for the workspace.
 
-    `order` lists the tokens with slot -1 first, then those of slot 0, 1, …; segment s (0 is the base model, s is
-    slot s - 1) is `order[indptr[s]:indptr[s + 1]]`. On a GPU both are made for prefill only: a decode batch's
-    kernels look up each token by itself, and then both are empty and `blocks` is None.
+    `order` lists the tokens with slot -1 first, then those of slot 0, 1, …; segment s (0 is the base model, s
+    is slot s - 1) is `order[indptr[s]:indptr[s + 1]]`. On a GPU both are made for prefill only: a decode
+    batch's kernels look up each token by itself, and then both are empty and `blocks` is None.
     """
 
     token_slot: torch.Tensor  # [T] int32, a slot or -1
@@ -35,7 +35,7 @@ def make_lora_segments(
     """
     if token_slot.dtype != torch.int32 or token_slot.dim() != 1:
         raise ValueError(
-            f"token_slot is {token_slot.dtype} {tuple(token_slot.shape)}: pass one int32 slot a token, -1 for base"
+            f"token_slot is {token_slot.dtype} {tuple(token_slot.shape)}: pass an int32 slot a token, or -1"
         )
     workspace = workspace or LoraWorkspace(token_slot.device)
     num_tokens = token_slot.shape[0]

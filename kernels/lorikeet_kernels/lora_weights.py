@@ -50,7 +50,7 @@ def pair_products(matrices: torch.Tensor, experts: torch.Tensor, rows: torch.Ten
 
 
 def sum_parts(h: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
-    """The rank vectors [n, halves, Rmax] of `pairs` from h [parts, P, 1, halves, Rmax], parts added in order."""
+    """The rank vectors [n, halves, Rmax] of `pairs`, the parts of h [parts, P, 1, halves, Rmax] added."""
     total = h[0, :, 0].index_select(0, pairs)
     for part in range(1, h.shape[0]):
         total += h[part, :, 0].index_select(0, pairs)

@@ -26,6 +26,6 @@ class LoraWorkspace:
             self.buffers[key] = buffer
         if buffer.numel() < num_words:
             raise ValueError(
-                f"workspace buffer {key} has {buffer.numel()} words, {num_words} are needed: a key's size is fixed"
+                f"workspace buffer {key} has {buffer.numel()} words, not {num_words}: a key's size is fixed"
             )
         return buffer

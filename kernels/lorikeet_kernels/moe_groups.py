@@ -1,6 +1,7 @@
 """A layer's (token, expert) pairs grouped by expert and, within an expert, by LoRA slot.
 
-Made once per layer and shared by the base expert GEMMs and the four LoRA ops. A pair is numbered token * K + k.
+Made once per layer and shared by the base expert GEMMs and the four LoRA ops. A pair is numbered token * K +
+k.
 """
 
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ class SlotPairs:
 class MoeGroups:
     """Pairs ordered by (expert, slot), slot -1 first. Valid for one layer of one step.
 
-    Expert e's pairs are `order[expert_indptr[e]:expert_indptr[e + 1]]`, in no given order within a (expert, slot)
-    on a GPU. `slot_pairs` lists the pairs that have an adapter; it is made on CPU only, where reading the ids
-    costs no device sync. `blocks` cuts the groups for the GPU's kernels.
+    Expert e's pairs are `order[expert_indptr[e]:expert_indptr[e + 1]]`, in no given order within a (expert,
+    slot) on a GPU. `slot_pairs` lists the pairs that have an adapter; it is made on CPU only, where reading
+    the ids costs no device sync. `blocks` cuts the groups for the GPU's kernels.
     """
 
     order: torch.Tensor  # [T * K] int64 on CPU, int32 on a GPU
@@ -45,9 +46,9 @@ def make_moe_groups(
 ) -> MoeGroups:
     """Group `topk_ids` [T, K] int32 by (expert, slot). Nothing leaves the device; no host sync on a GPU.
 
-    On a GPU decode batches need no groups for their adapters: call it there for the base GEMMs' sake alone, or
-    pass None to the LoRA ops (`lorikeet_kernels.tiling.is_ungrouped` says when). `reuse`, groups of an earlier
-    batch of the same sizes, is overwritten there instead of allocating.
+    On a GPU decode batches need no groups for their adapters: call it there for the base GEMMs' sake alone,
+    or pass None to the LoRA ops (`lorikeet_kernels.tiling.is_ungrouped` says when). `reuse`, groups of an
+    earlier batch of the same sizes, is overwritten there instead of allocating.
     """
     num_tokens, top_k = topk_ids.shape
     if segments.token_slot.shape[0] != num_tokens:

@@ -31,8 +31,8 @@ def moe_lora_gate_up(
 ) -> None:
     """`out` [T, K, 2I] += each pair's gate_up adapter applied to `x` [T, H]; rows of slot -1 keep their bits.
 
-    Without `accumulate` (decode batches on a GPU only) `out` receives the delta alone, zeros where there is none:
-    for a base GEMM that runs beside it on another stream.
+    Without `accumulate` (decode batches on a GPU only) `out` receives the delta alone, zeros where there is
+    none: for a base GEMM that runs beside it on another stream.
     """
     _check(out, x, topk_ids, groups, segments, tables)
     if topk_ids.numel() == 0:
@@ -165,7 +165,7 @@ def _check(
         raise ValueError(f"segments or groups are of another batch than topk_ids {tuple(topk_ids.shape)}")
     if out.shape[:2] != (num_tokens, top_k) or not out.is_contiguous():
         raise ValueError(
-            f"out {tuple(out.shape)} must be contiguous with one row a pair of topk_ids {tuple(topk_ids.shape)}"
+            f"out {tuple(out.shape)} must be contiguous, one row a pair of topk_ids {tuple(topk_ids.shape)}"
         )
     if x.shape[0] != num_tokens or not x.is_contiguous():
         raise ValueError(
@@ -173,5 +173,5 @@ def _check(
         )
     if not out.dtype == x.dtype == tables.arena.dtype:
         raise ValueError(
-            f"out {out.dtype}, input {x.dtype} and arena {tables.arena.dtype} differ: all carry the compute dtype"
+            f"out {out.dtype}, input {x.dtype}, arena {tables.arena.dtype} differ: all have the compute dtype"
         )

@@ -17,7 +17,7 @@ class PairLane:
 
 
 def gate_up_lanes(num_columns: int, row_order: RowOrder) -> tuple[PairLane, ...]:
-    """Gate and up side by side are two lanes; interleaved they are one, and kernels pick A by the column's parity."""
+    """Gate and up side by side are two lanes; interleaved they are one, where a column's parity picks A."""
     if row_order == "interleaved":
         return (PairLane(0, 0, 0, 0, num_columns),)
     half = num_columns // 2
@@ -36,7 +36,7 @@ def site_lanes(out_features: tuple[int, ...], num_slices: tuple[int, ...]) -> tu
 
 
 def describe_lanes(lanes: tuple[PairLane, ...], block_n: int) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """Constants a kernel walks: (site, half, column, row, width, first tile, rows of B at the site); and the tiles."""
+    """What a kernel walks: (site, half, column, row, width, first tile, the site's rows); and the tiles."""
     described: list[tuple[int, ...]] = []
     first = 0
     for lane in lanes:

@@ -1,15 +1,21 @@
 """LoRA at decode: shrink and expand of all pairs in one launch, without grouping.
 
-    out[row, lane columns] += w * B[n, :] @ (A x),   one pair = one (token, expert); a dense site has one expert
+    out[row, lane columns] += w * B[n, :] @ (A x),   a pair is one (token, expert)
 
-Programs come in two kinds, shrink first. A shrink program reads a tile of A [ROWS, BLOCK_K] and stores its part
-of the rank vector; an expand program reads its tile of B and of out, then waits for all parts of its pair and sums
-them in a fixed order, so results never depend on timing. The wait costs no atomics and no fence: a part is a
-float32 whose last mantissa bit is the phase. A shrink program flips the phase of its own words at every launch; an
-expand program keeps a word of its own with the phase it saw last and takes a part once the phase differs.
-Programs start in order and shrink programs never wait, so the wait always ends. Every word of every pair of the
-launch flips, also for pairs without an adapter. Rows of such pairs keep their bits.
+A dense site has one expert. Programs come in two kinds, shrink first. A shrink program reads a tile of A
+[ROWS, BLOCK_K] and stores its part of the rank vector; an expand program reads its tile of B and of out, then
+waits for all parts of its pair and sums them in a fixed order, so results never depend on timing. The wait
+costs no atomics and no fence: a part is a float32 whose last mantissa bit is the phase. A shrink program
+flips the phase of its own words at every launch; an expand program keeps a word of its own with the phase it
+saw last and takes a part once the phase differs. Programs start in order and shrink programs never wait, so
+the wait always ends. Every word of every pair of the launch flips, also for pairs without an adapter. Rows of
+such pairs keep their bits.
 """
+
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton
@@ -18,7 +24,7 @@ import triton.language as tl
 from lorikeet_kernels.lora_tables import LoraTables
 from lorikeet_kernels.lora_workspace import LoraWorkspace
 from lorikeet_kernels.output_lanes import PairLane, describe_lanes
-from lorikeet_kernels.site_lookup import find_site
+from lorikeet_kernels.site_lookup import find_lane, find_site
 from lorikeet_kernels.tiling import PairTiles
 
 MAX_PAIRS = 4096
@@ -79,8 +85,9 @@ def _sum_parts(part_ptr, expected, SPLITS: tl.constexpr, H_ROWS: tl.constexpr, R
         h = tl.zeros([RANK_P2], tl.float32)
         differing = tl.zeros([RANK_P2], tl.int32)
         for split in tl.static_range(SPLITS):
-            # one word a lane: below 128 elements the compiler keeps no layout of its own for the load, and the
-            # tile of B stays in the registers it was loaded into (measured: else it moves through shared memory)
+            # one word a lane: below 128 elements the compiler keeps no layout of its own for the load, and
+            # the tile of B stays in the registers it was loaded into (measured: else it moves through shared
+            # memory)
             words = tl.load(part_ptr + split * H_ROWS + r, mask=wanted, other=0, volatile=True)
             h += words.to(tl.float32, bitcast=True)
             differing |= words ^ expected
@@ -103,17 +110,7 @@ def _expand_tile(
     H_ROWS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * ROWS
     tile = program % TILES
     pair = program // TILES
-    # LANES[l] = (site, half, column, row, width, first tile, rows of B at the site)
-    index, half, column, row, width, first, site_rows = 0, 0, 0, 0, 0, 0, 0
-    for lane in tl.static_range(NUM_LANES):
-        inside = tile >= LANES[lane][5]
-        index = tl.where(inside, LANES[lane][0], index)
-        half = tl.where(inside, LANES[lane][1], half)
-        column = tl.where(inside, LANES[lane][2], column)
-        row = tl.where(inside, LANES[lane][3], row)
-        width = tl.where(inside, LANES[lane][4], width)
-        first = tl.where(inside, LANES[lane][5], first)
-        site_rows = tl.where(inside, LANES[lane][6], site_rows)
+    index, half, column, row, width, first, site_rows = find_lane(tile, LANES, NUM_LANES)
     slot = tl.load(token_slot_ptr + pair // TOP_K)
     site = tl.where(index == 0, site0, tl.where(index == 1, site1, site2))
     offset, rank, num_a = find_site(
@@ -201,8 +198,9 @@ def pair_lora(
 ) -> None:
     """Launch over all pairs of `topk_ids` [T, K] (None: one pair a token).
 
-    `x` has a row a token, or with `x_per_pair` a row a pair; `out` a row a pair. With `accumulate` False the delta
-    is stored instead of added, zeros for rows without an adapter, for a base GEMM that runs at the same time.
+    `x` has a row a token, or with `x_per_pair` a row a pair; `out` a row a pair. With `accumulate` False the
+    delta is stored instead of added, zeros for rows without an adapter, for a base GEMM that runs at the
+    same time.
     """
     top_k = 1 if topk_ids is None else topk_ids.shape[1]
     num_pairs = token_slot.shape[0] * top_k
@@ -219,8 +217,9 @@ def pair_lora(
     splits = triton.cdiv(in_features, tiles.block_k)
     rank_p2 = max(16, triton.next_power_of_2(tables.max_rank))
     block_n = tiles.block_n
-    # Lanes that hold a copy of another lane's word may read it at another moment. Up to 32 ranks each warp holds, and
-    # checks, all words by itself; beyond, a warp more than the words need would add copies that nobody checks.
+    # Lanes that hold a copy of another lane's word may read it at another moment. Up to 32 ranks each warp
+    # holds, and checks, all words by itself; beyond, a warp more than the words need would add copies that
+    # nobody checks.
     num_warps = tiles.num_warps if rank_p2 <= 32 else min(tiles.num_warps, rank_p2 // 32)
     described, first = describe_lanes(lanes, block_n)
     h_rows = len(sites) * chunks * rows

@@ -1,8 +1,13 @@
 """Routing: which K experts each token goes to, and with which weight.
 
-All maths in float32, whatever the logits' dtype. Equal scores choose the lower expert id, on every device, so that
-a tie never makes two runs differ. Weights [T, K] float32, ids [T, K] int32, best first.
+All maths in float32, whatever the logits' dtype. Equal scores choose the lower expert id, on every device,
+so that a tie never makes two runs differ. Weights [T, K] float32, ids [T, K] int32, best first.
 """
+
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton
@@ -66,7 +71,7 @@ def _largest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
 
 
 @triton.jit
-def _allowed_experts(biased, lane, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexpr, BLOCK: tl.constexpr):
+def _allowed_experts(biased, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexpr, BLOCK: tl.constexpr):
     """Which experts lie in the best groups; BLOCK is the number of experts, a power of two here."""
     grouped = tl.reshape(biased, [NUM_GROUPS, BLOCK // NUM_GROUPS])
     member = tl.arange(0, BLOCK // NUM_GROUPS)
@@ -104,7 +109,7 @@ def _route_kernel(
         key = score + tl.load(bias_ptr + lane, mask=inside, other=0.0).to(tl.float32)
     key = tl.where(inside, key, float("-inf"))
     if NUM_GROUPS > 1:
-        key = tl.where(_allowed_experts(key, lane, NUM_GROUPS, TOP_K_GROUPS, BLOCK), key, float("-inf"))
+        key = tl.where(_allowed_experts(key, NUM_GROUPS, TOP_K_GROUPS, BLOCK), key, float("-inf"))
     place = tl.arange(0, TOP_K_P2)
     chosen = tl.zeros([TOP_K_P2], tl.int32)
     weights = tl.zeros([TOP_K_P2], tl.float32)

@@ -1,5 +1,10 @@
 """Device code shared by the LoRA kernels: where a slot's weights for a site start, and at which rank."""
 
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+
 import triton
 import triton.language as tl
 
@@ -43,3 +48,19 @@ def find_site(
         offset = tl.multiple_of(offset, 64)
         rank = tl.where(slot < 0, 0, tl.multiple_of(rank, 8))
     return offset, rank, num_a
+
+
+@triton.jit
+def find_lane(tile, LANES: tl.constexpr, NUM_LANES: tl.constexpr):
+    """The lane that `tile` lies in: describe_lanes's (site, half, column, row, width, first, site rows)."""
+    index, half, column, row, width, first, site_rows = 0, 0, 0, 0, 0, 0, 0
+    for lane in tl.static_range(NUM_LANES):
+        inside = tile >= LANES[lane][5]
+        index = tl.where(inside, LANES[lane][0], index)
+        half = tl.where(inside, LANES[lane][1], half)
+        column = tl.where(inside, LANES[lane][2], column)
+        row = tl.where(inside, LANES[lane][3], row)
+        width = tl.where(inside, LANES[lane][4], width)
+        first = tl.where(inside, LANES[lane][5], first)
+        site_rows = tl.where(inside, LANES[lane][6], site_rows)
+    return index, half, column, row, width, first, site_rows

@@ -12,7 +12,8 @@ from lorikeet_kernels.row_order import RowOrder, slice_columns
 ALIGNMENT_BYTES = 256
 RANK_MULTIPLE = 8
 
-# Relative Frobenius error allowed against float64, by compute dtype: one rounding of the result and its inputs.
+# Relative Frobenius error allowed against float64, by compute dtype: one rounding of the result and its
+# inputs.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 3e-3}
 
 
@@ -43,7 +44,8 @@ def make_tables(
 ) -> LoraTables:
     """Fill an arena with random adapters: `slots[s][j]` says what slot s has at `sites[j]`.
 
-    Ranks are padded with zeros to a multiple of 8, as the payload is. A is scaled by 1/sqrt(in), B by 1/sqrt(rank).
+    Ranks are padded with zeros to a multiple of 8, as the payload is. A is scaled by 1/sqrt(in), B by
+    1/sqrt(rank).
     """
     generator = torch.Generator(device=device).manual_seed(seed)
     step = ALIGNMENT_BYTES // dtype.itemsize

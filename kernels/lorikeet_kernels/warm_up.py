@@ -1,7 +1,7 @@
 """Compile what a model's LoRA ops can ever launch, before the first request. GPU only; once per process.
 
-Tiles change with the number of tokens and nothing else does (ranks, slots, sites and lengths are run-time values),
-so one launch for each distinct choice of tiles covers all batches up to `max_tokens`.
+Tiles change with the number of tokens and nothing else does (ranks, slots, sites and lengths are run-time
+values), so one launch for each distinct choice of tiles covers all batches up to `max_tokens`.
 """
 
 import torch
@@ -36,7 +36,7 @@ def warm_up_moe(
     row_order: RowOrder,
     max_tokens: int,
 ) -> int:
-    """Launch each distinct kernel of a MoE layer's LoRA branch on base-only rows; returns how many batches it took."""
+    """Launch each distinct kernel of a MoE layer's LoRA branch on base-only rows; returns how many."""
     device, dtype = tables.arena.device, tables.arena.dtype
     name = torch.cuda.get_device_name(device)
     num_slots, rank = tables.rank.shape[0], tables.max_rank
@@ -49,11 +49,14 @@ def warm_up_moe(
             choice: object = (select_pair(up, name), select_pair(down, name))
         else:
             block_m = select_block_m(pairs, num_experts, num_slots)
-            choice = tuple(
-                select(shape, block_m, name)
-                for select in (select_shrink, select_expand)
-                for shape in (up, down)
-            ) + (block_m,)
+            choice = (
+                block_m,
+                *(
+                    select(shape, block_m, name)
+                    for select in (select_shrink, select_expand)
+                    for shape in (up, down)
+                ),
+            )
         if choice in seen:
             continue
         seen.add(choice)

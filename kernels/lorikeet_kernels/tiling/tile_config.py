@@ -7,8 +7,8 @@ from dataclasses import astuple, dataclass
 class PairTiles:
     """Tiles of the one-launch decode kernel.
 
-    `rows` of A by `block_k` a shrink program; `block_n` rows of B an expand program; `slot_scan` reads a site's
-    table column ahead of the slot.
+    `rows` of A by `block_k` a shrink program; `block_n` rows of B an expand program; `slot_scan` reads a
+    site's table column ahead of the slot.
     """
 
     rows: int

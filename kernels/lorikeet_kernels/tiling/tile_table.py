@@ -37,7 +37,7 @@ class TileTable:
     entries: Sequence[TileEntry]
 
     def nearest(self, stage: str, shape: OpShape, block_m: int = 0) -> TileEntry | None:
-        """The entry of the same op, sizes, rank and block_m with the closest number of pairs, if close enough."""
+        """The entry of the same op, sizes and block_m with the closest number of pairs, if close enough."""
         best: TileEntry | None = None
         best_distance = NEAREST
         for entry in self.entries:

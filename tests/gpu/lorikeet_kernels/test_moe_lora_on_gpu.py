@@ -55,7 +55,7 @@ def test_matches_reference(
     num_tokens: int,
     popularity: str,
 ) -> None:
-    """Decode and grouped paths agree with the reference; rows without an adapter keep their bits, NaN included."""
+    """Both paths agree with the reference; rows without an adapter keep their bits, NaN included."""
     tables = _tables(hidden, inner, num_a, dtype)
     on_gpu = _to_gpu(tables)
     generator = torch.Generator().manual_seed(num_tokens)
@@ -133,7 +133,7 @@ def test_identical_runs_are_bit_identical(num_tokens: int) -> None:
 
 
 def test_one_graph_serves_any_mix_of_adapters() -> None:
-    """A graph captured with one adapter is replayed with several, with base rows, and with one again (B08, B28)."""
+    """A graph captured with one adapter is replayed with several, with base rows, with one (B08, B28)."""
     num_tokens, ranks = 8, (8, 16, 7, 33)
     tables = _tables(96, 64, 1, torch.bfloat16, ranks)
     on_gpu, workspace = _to_gpu(tables), LoraWorkspace(GPU)

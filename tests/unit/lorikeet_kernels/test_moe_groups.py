@@ -28,7 +28,7 @@ def test_wrong_dtype_is_refused() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 13, 300])
 def test_groups_partition_the_pairs(num_tokens: int) -> None:
-    """Order sorts the pairs by (expert, slot), expert_indptr bounds each expert, base pairs are in no group."""
+    """Order sorts the pairs by (expert, slot), expert_indptr bounds experts, base pairs are in no group."""
     generator = torch.Generator().manual_seed(num_tokens)
     ids = torch.rand(num_tokens, 9, generator=generator).topk(3, dim=1).indices.to(torch.int32)
     slots = torch.randint(-1, 4, (num_tokens,), generator=generator, dtype=torch.int32)

@@ -1,0 +1,114 @@
+"""`python -m lorikeet_kernels.bench`: time, GB/s and share of the byte floor of the MoE LoRA ops."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lorikeet_kernels.bench_problem import MODELS, MoeInputs, MoeModel, make_inputs, make_layers, num_sets
+from lorikeet_kernels.graph_timing import time_interleaved
+from lorikeet_kernels.lora_tables import LoraTables
+from lorikeet_kernels.lora_workspace import LoraWorkspace
+from lorikeet_kernels.moe_groups import MoeGroups, make_moe_groups
+from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
+from lorikeet_kernels.tiling import is_ungrouped
+
+
+def copy_bytes_per_s() -> float:
+    """The card's own ceiling: a plain copy, read and written bytes counted."""
+    source = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda").normal_()
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    us = time_interleaved({"copy": [copy]})["copy"]
+    return 2 * source.numel() * 2 / us * 1e6
+
+
+def _branch(
+    model: MoeModel, tables: LoraTables, inputs: MoeInputs, groups: MoeGroups | None
+) -> Callable[[], None]:
+    def run() -> None:
+        made = groups
+        if groups is not None:
+            made = make_moe_groups(inputs.topk_ids, inputs.segments, model.num_experts, groups)
+        moe_lora_gate_up(
+            inputs.gate_up,
+            inputs.x,
+            inputs.topk_ids,
+            made,
+            inputs.segments,
+            tables,
+            inputs.gate_up_site,
+            model.row_order,
+        )
+        moe_lora_down(
+            inputs.down,
+            inputs.act,
+            inputs.topk_ids,
+            inputs.topk_weights,
+            made,
+            inputs.segments,
+            tables,
+            inputs.down_site,
+        )
+
+    return run
+
+
+def bench_layer(model: MoeModel, rank: int, num_slots: int, num_tokens: int, ceiling: float) -> str:
+    """One line: both projections of a layer with grouping where it is used, over cold sets."""
+    workspace = LoraWorkspace(torch.device("cuda"))
+    first = make_inputs(model, rank, num_slots, num_tokens, 0, workspace, 0)
+    count = num_sets(first)
+    layers = min(count, 8)
+    tables = make_layers(model, rank, num_slots, layers)
+    sets = [make_inputs(model, rank, num_slots, num_tokens, i % layers, workspace, i) for i in range(count)]
+    ungrouped = is_ungrouped(first.topk_ids.numel(), model.num_experts, num_slots)
+    calls = [
+        _branch(
+            model,
+            tables,
+            s,
+            None if ungrouped else make_moe_groups(s.topk_ids, s.segments, model.num_experts),
+        )
+        for s in sets
+    ]
+    us = time_interleaved({"lora": calls})["lora"]
+    moved = sum(s.floor_bytes for s in sets) / count
+    floor_us = moved / ceiling * 1e6
+    sizes = f"{model.name:18} {rank:4} {num_slots:5} {num_tokens:6}"
+    return f"{sizes} {us:9.1f} {floor_us:9.1f} {floor_us / us:6.0%} {moved / us / 1e3:8.0f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a table; exit status 2 where there is no GPU."""
+    parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.bench", description=__doc__)
+    parser.add_argument("--models", default="gpt-oss-20b,qwen3-30b-a3b")
+    parser.add_argument("--ranks", default="16")
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--tokens", default="1,16,64,256,1024,4096")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.stderr.write("bench: needs a GPU, torch.cuda.is_available() is False here\n")
+        return 2
+    known = {model.name: model for model in MODELS}
+    unknown = [name for name in options.models.split(",") if name not in known]
+    if unknown:
+        sys.stderr.write(f"bench: unknown models {unknown}; known: {', '.join(known)}\n")
+        return 2
+    ceiling = copy_bytes_per_s()
+    sys.stdout.write(f"{torch.cuda.get_device_name()}, copy {ceiling / 1e12:.2f} TB/s\n")
+    sys.stdout.write("model              rank slots tokens        us  floor us  share     GB/s\n")
+    for name in options.models.split(","):
+        for rank in map(int, options.ranks.split(",")):
+            for tokens in map(int, options.tokens.split(",")):
+                sys.stdout.write(bench_layer(known[name], rank, options.adapters, tokens, ceiling) + "\n")
+                sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

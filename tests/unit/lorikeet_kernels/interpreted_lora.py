@@ -1,0 +1,95 @@
+"""Cases for the Triton interpreter, run by test_lora_interpreted.py in a process of their own.
+
+TRITON_INTERPRET is read when a kernel is defined, so it must be set before the first import. float32 and
+float16 only: the interpreter multiplies bfloat16 as bit patterns.
+"""
+
+import torch
+
+from lorikeet_kernels.group_blocks import group_pairs
+from lorikeet_kernels.grouped_expand import grouped_expand
+from lorikeet_kernels.grouped_shrink import grouped_shrink
+from lorikeet_kernels.lora_embedding import embed_rows, lora_embedding_reference
+from lorikeet_kernels.lora_linear import lora_linear_reference
+from lorikeet_kernels.lora_segments import LoraSegments, make_lora_segments
+from lorikeet_kernels.lora_tables import LoraTables
+from lorikeet_kernels.lora_workspace import LoraWorkspace
+from lorikeet_kernels.moe_groups import make_moe_groups
+from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
+from lorikeet_kernels.output_lanes import gate_up_lanes, site_lanes
+from lorikeet_kernels.pair_lora import pair_lora
+from lorikeet_kernels.row_order import RowOrder
+from lorikeet_kernels.testing import TOLERANCE, SiteShape, SlotSite, make_tables, relative_error
+from lorikeet_kernels.tiling import ExpandTiles, PairTiles, ShrinkTiles
+
+EXPERTS, TOP_K, HIDDEN, INNER = 3, 2, 45, 20
+CPU = torch.device("cpu")
+PAIR = PairTiles(16, 32, 32, 4)
+WORKSPACE = LoraWorkspace(CPU)
+
+
+def check_moe(dtype: torch.dtype, num_a: int, row_order: RowOrder, num_tokens: int) -> None:
+    """Decode and grouped kernels against the reference, twice: the second run meets the other phase."""
+    sites = [SiteShape(HIDDEN, 2 * INNER, EXPERTS), SiteShape(INNER, HIDDEN, EXPERTS)]
+    tables = make_tables(sites, [[SlotSite(r, num_a), SlotSite(r)] for r in (8, 33, 0)], dtype=dtype)
+    generator = torch.Generator().manual_seed(num_tokens)
+    slots = torch.randint(-1, 3, (num_tokens,), generator=generator, dtype=torch.int32)
+    ids = torch.rand(num_tokens, EXPERTS, generator=generator).topk(TOP_K, dim=1).indices.to(torch.int32)
+    weights = torch.rand(num_tokens, TOP_K, generator=generator)
+    x = torch.randn(num_tokens, HIDDEN, generator=generator).to(dtype)
+    act = torch.randn(num_tokens, TOP_K, INNER, generator=generator).to(dtype)
+    segments = make_lora_segments(slots, 3)
+    groups = make_moe_groups(ids, segments, EXPERTS)
+    expected = torch.zeros(num_tokens, TOP_K, 2 * INNER, dtype=dtype)
+    expected_down = torch.zeros(num_tokens, TOP_K, HIDDEN, dtype=dtype)
+    moe_lora_gate_up(expected, x, ids, groups, segments, tables, 0, row_order)
+    moe_lora_down(expected_down, act, ids, weights, groups, segments, tables, 1)
+    lanes, down_lanes = gate_up_lanes(2 * INNER, row_order), site_lanes((HIDDEN,), (1,))
+    interleaved = row_order == "interleaved"
+
+    for _ in range(2):
+        out, down = torch.zeros_like(expected), torch.zeros_like(expected_down)
+        pair_lora(out, x, slots, ids, None, tables, (0,), lanes, PAIR, WORKSPACE, interleaved=interleaved)
+        pair_lora(down, act, slots, ids, weights, tables, (1,), down_lanes, PAIR, WORKSPACE, x_per_pair=True)
+        assert relative_error(out, expected) < TOLERANCE[dtype]
+        assert relative_error(down, expected_down) < TOLERANCE[dtype]
+
+    blocks = group_pairs(ids, slots, EXPERTS, 3, 16, WORKSPACE)
+    assert torch.equal(blocks.starts[::4], groups.expert_indptr)
+    out, down = torch.zeros_like(expected), torch.zeros_like(expected_down)
+    h = torch.full((2, num_tokens * TOP_K, 1, 2, tables.max_rank), float("nan"))
+    grouped_shrink(h, x, blocks, tables, (0, 0, 0), ShrinkTiles(32, 2), x_div=TOP_K)
+    grouped_expand(
+        out, h, None, blocks, tables, (0, 0, 0), lanes, ExpandTiles(32, 2), interleaved=interleaved
+    )
+    h = torch.full((2, num_tokens * TOP_K, 1, 1, tables.max_rank), float("nan"))
+    grouped_shrink(h, act, blocks, tables, (1, 1, 1), ShrinkTiles(32, 2), x_div=1)
+    grouped_expand(down, h, weights, blocks, tables, (1, 1, 1), down_lanes, ExpandTiles(32))
+    assert relative_error(out, expected) < TOLERANCE[dtype]
+    assert relative_error(down, expected_down) < TOLERANCE[dtype]
+
+
+def check_dense() -> None:
+    """Three fused sites, one absent for a slot, and embedding rows."""
+    widths = (48, 16, 24)
+    slot_sites = [[SlotSite(8), SlotSite(0), SlotSite(16)], [SlotSite(3), SlotSite(24), SlotSite(16)]]
+    tables: LoraTables = make_tables([SiteShape(HIDDEN, w) for w in widths], slot_sites, dtype=torch.float32)
+    slots = torch.tensor([0, 1, -1, 1, 0], dtype=torch.int32)
+    segments: LoraSegments = make_lora_segments(slots, 2)
+    x = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
+    expected, out = torch.zeros(5, sum(widths)), torch.zeros(5, sum(widths))
+    lora_linear_reference(expected, x, segments, tables, (0, 1, 2), widths)
+    pair_lora(out, x, slots, None, None, tables, (0, 1, 2), site_lanes(widths, (1, 1, 1)), PAIR, WORKSPACE)
+    assert relative_error(out, expected) < TOLERANCE[torch.float32]
+    ids = torch.tensor([3, 44, 0, 7, 7], dtype=torch.int32)
+    rows, want = torch.zeros(5, widths[0]), torch.zeros(5, widths[0])
+    lora_embedding_reference(want, ids, segments, tables, 0)
+    embed_rows(rows, ids, segments, tables, 0)
+    assert relative_error(rows, want) < TOLERANCE[torch.float32]
+
+
+if __name__ == "__main__":
+    check_moe(torch.float32, 1, "interleaved", 5)
+    check_moe(torch.float32, 2, "interleaved", 3)
+    check_moe(torch.float16, 2, "concatenated", 3)
+    check_dense()

@@ -1,0 +1,19 @@
+"""The LoRA kernels under Triton's interpreter, which needs a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.timeout(280)
+def test_kernels_match_references_under_the_interpreter() -> None:
+    """Decode, grouped, dense and embedding kernels agree with the references in float32 and float16."""
+    script = Path(__file__).with_name("interpreted_lora.py")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
