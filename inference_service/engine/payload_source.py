@@ -53,11 +53,11 @@ class CachedPayloadSource:
             raise PayloadError(f"store path {store_path!r} leaves the store")
         try:
             if store_url.startswith("file://"):
-                return read_revision(digest, Path(unquote(urlparse(store_url).path)) / store_path)
+                return _read_shared(digest, Path(unquote(urlparse(store_url).path)), store_path)
             return self._copy(digest, store_path)
         except FileNotFoundError as error:
             log.warning("payload.missing", store_path=store_path, store_url=store_url, error=str(error))
-            raise PayloadMissingError(f"revision {digest} is not in the artifact store") from error
+            raise PayloadError(f"revision {digest} is missing in the artifact store") from error
         except BaseError as error:
             # The text may hold the operator's URLs and paths, and this one reaches the tenant.
             log.warning("payload.unreadable", store_path=store_path, store_url=store_url, error=str(error))
@@ -98,3 +98,11 @@ class CachedPayloadSource:
                 # Credentials come from the environment, as the store's own tools read them.
                 self._store = from_url(self._store_url)
             return self._store
+
+
+def _read_shared(digest: str, root: Path, store_path: str) -> tuple[Manifest, str]:
+    """Read a local store in place. One whose directory is not here is another machine's: ask for a stream."""
+    directory = root / store_path
+    if not directory.parent.is_dir():
+        raise PayloadMissingError(f"revision {digest} is not on this node, and the store is not mounted here")
+    return read_revision(digest, directory)

@@ -2,11 +2,8 @@
 
 import asyncio
 import os
-import shutil
 import sys
-import tempfile
 import uuid
-from pathlib import Path
 
 import msgspec
 import structlog
@@ -17,6 +14,7 @@ from inference_service.engine.channel import Endpoints, FrontSide
 from inference_service.engine.config import EngineConfig
 from inference_service.engine.launch import Launch
 from inference_service.engine.messages import EngineFailed, FromEngine, Ready, Shutdown, ToEngine
+from inference_service.engine.socket_directory import SocketDirectory, sweep_socket_directories
 
 _END_GRACE_S = 5.0
 
@@ -26,7 +24,9 @@ log = structlog.get_logger()
 class EngineProcess:
     """A running, ready engine process. Made by `start` only; every life has an `instance_id` of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process, side: FrontSide, directory: Path) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, side: FrontSide, directory: SocketDirectory
+    ) -> None:
         self.instance_id = uuid.uuid4().hex
         self.info: EngineInfo | None = None
         self._process = process
@@ -42,8 +42,9 @@ class EngineProcess:
         Raises:
             EngineDeadError: it ended before it was ready, or `config.start_timeout_s` passed.
         """
-        directory = Path(tempfile.mkdtemp(prefix="lorikeet-engine-"))
-        endpoints = Endpoints(f"ipc://{directory}/in", f"ipc://{directory}/out")
+        sweep_socket_directories()
+        directory = SocketDirectory()
+        endpoints = Endpoints(f"ipc://{directory.path}/in", f"ipc://{directory.path}/out")
         launch = Launch(config, endpoints, os.getpid(), tuple(sys.path))
         side = FrontSide(endpoints)
         # Standard input stays open for our whole life: its end tells the engine that we are gone.
@@ -101,7 +102,7 @@ class EngineProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._side.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
 
     async def _await_ready(self) -> None:
         while self.info is None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class Gaps:
 
 
 @asynccontextmanager
-async def watching() -> AsyncIterator[Gaps]:
+async def watching() -> AsyncGenerator[Gaps]:
     """Measure the loop that runs both the node and this test: its own work, not the machine's load."""
     gaps = Gaps()
 
@@ -154,10 +154,11 @@ async def test_a_unary_reply_that_its_prompt_makes_too_large_costs_no_engine_wor
     """Known once the prompt is tokenized, whether it came as ids or as text."""
     engine = FakeEngine(make_info(max_top_logprobs=300))
     async with run_node(tmp_path, engine) as node:
-        for prompt in (
+        prompts: tuple[dict[str, Any], ...] = (
             {"token_ids": generation_pb2.TokenIds(ids=[1] * 2000)},
             {"prompt": "a" * 2000},
-        ):
+        )
+        for prompt in prompts:
             request = generation_pb2.CompleteRequest(
                 request=make_request(max_tokens=1, prompt_logprobs=300, **prompt)
             )
