@@ -1,7 +1,4 @@
-"""Finishes what was begun and not ended: deletions, uploads that a crash cut, files that nobody holds.
-
-Files that were missing and are back make their revisions READY again.
-"""
+"""Finishes what was begun and not ended: deletions, uploads that a crash cut, files that nobody holds."""
 
 import asyncio
 import contextlib
@@ -73,8 +70,6 @@ class Janitor:
             await self._tolerant(self._deletion.finish(name, deleting))
             log.info("adapter.deleted", adapter=name.short, revisions=len(deleting), resumed=True)
         for revision in adapter.revisions:
-            if revision.state is RevisionState.FAILED:
-                await self._tolerant(self._registration.recover(name, revision.digest))
             if revision.state is not RevisionState.PENDING:
                 continue
             is_ours = revision.pending_owner == self._manager_id

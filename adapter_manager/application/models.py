@@ -1,7 +1,6 @@
 """The base models that nodes serve: kept in the registry, so that uploads work with every node away."""
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,15 +8,9 @@ import structlog
 
 from adapter_manager.application.mirror import RegistryMirror
 from adapter_manager.application.transactions import Transactions
-from adapter_manager.domain.adapter import RevisionState
-from adapter_manager.domain.errors import (
-    BaseModelUnknownError,
-    ConcurrentChangeError,
-    RegistryUnavailableError,
-)
+from adapter_manager.domain.errors import BaseModelUnknownError, RegistryUnavailableError
 from adapter_manager.domain.node import BaseModel
-from adapter_manager.ports import Change, Clock, Registry, overwrite, update
-from lorikeet_contract.names import AdapterName
+from adapter_manager.ports import Change, Clock, Registry, overwrite
 
 log = structlog.get_logger(__name__)
 
@@ -71,26 +64,3 @@ class ModelDirectory:
                 "start the inference service and see that --nodes names it, then upload again"
             )
         return max(known.values(), key=lambda m: m.last_seen_s)
-
-    async def lost(self, digest: str, why: str) -> None:
-        """A READY revision's files are gone from the store: FAILED wherever it is registered.
-
-        Pushing the same files again heals it, and so does their return (the janitor looks).
-        """
-        holders = [
-            a.name for a in self._mirror.view.adapters.values() if digest in {r.digest for r in a.ready}
-        ]
-        for name in holders:
-            with contextlib.suppress(RegistryUnavailableError, ConcurrentChangeError):
-                await self._mark_lost(name, digest, why)
-                log.error("adapter.lost", adapter=name.short, digest=digest, error=why)
-
-    async def _mark_lost(self, name: AdapterName, digest: str, why: str) -> None:
-        async def attempt() -> tuple[Sequence[Change], None]:
-            stored = await self._registry.adapter(name)
-            revision = stored.value.revision(digest) if stored else None
-            if stored is None or revision is None or revision.state is not RevisionState.READY:
-                return [], None
-            return [update(stored, stored.value.with_failure(digest, why, self._clock()))], None
-
-        await self._transactions.run(attempt)

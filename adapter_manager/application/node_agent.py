@@ -83,7 +83,6 @@ class NodeAgent:
         self.work = NodeWork(
             client,
             self._pusher,
-            models,
             clock,
             self._wake.set,
             load_timeout_s=options.load_timeout_s,

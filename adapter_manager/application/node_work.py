@@ -6,9 +6,8 @@ from typing import Any
 
 import structlog
 
-from adapter_manager.application.models import ModelDirectory
 from adapter_manager.application.payloads import PayloadPusher
-from adapter_manager.domain.errors import ArtifactMissingError, ArtifactStoreError, NodeCallError
+from adapter_manager.domain.errors import ArtifactStoreError, NodeCallError
 from adapter_manager.domain.node import ResidencyTier, ResidentAdapter
 from adapter_manager.domain.placement import LoadStep, UnloadStep, satisfies
 from adapter_manager.domain.retries import Failure, failed_again
@@ -34,7 +33,6 @@ class NodeWork:
         self,
         client: NodeClient,
         pusher: PayloadPusher,
-        models: ModelDirectory,
         clock: Clock,
         on_change: Callable[[], None],
         *,
@@ -45,7 +43,6 @@ class NodeWork:
         self.failures: dict[str, Failure] = {}
         self._client = client
         self._pusher = pusher
-        self._models = models
         self._clock = clock
         self._on_change = on_change
         self._load_timeout_s = load_timeout_s
@@ -145,10 +142,9 @@ class NodeWork:
             async with self._loading:
                 adapter = await push(digest, step.tier, is_pinned=step.is_pinned, timeout_s=timeout_s)
         except ArtifactStoreError as error:
-            is_lost = isinstance(error, ArtifactMissingError)
-            if is_lost:
-                await self._models.lost(digest, error.message)
-            self.failed(digest, error.message, is_final=is_lost)
+            # Also where the files are missing: a volume may come back, and the names stay with this revision.
+            # Taking it out of the registry would let a name answer with an older one.
+            self.failed(digest, error.message, is_final=False)
         except NodeCallError as error:
             self.failed(digest, error.message, is_final=error.node_code in _FINAL)
         else:

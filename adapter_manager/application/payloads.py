@@ -8,8 +8,8 @@ from adapter_manager.ports import ArtifactStore, LoadOrder, NodeClient
 
 log = structlog.get_logger(__name__)
 
-# What a node answers where it cannot read the store (inference_service's PayloadError).
-_PAYLOAD_REASON = "ADAPTER_PAYLOAD"
+# What a node answers where it cannot read the store, or not this revision (inference_service's PayloadError).
+_PAYLOAD_REASONS = frozenset({"ADAPTER_PAYLOAD", "ADAPTER_PAYLOAD_MISSING"})
 
 
 class PayloadPusher:
@@ -39,7 +39,7 @@ class PayloadPusher:
             try:
                 return await self._client.load(order, None, timeout_s)
             except NodeCallError as error:
-                if error.node_reason != _PAYLOAD_REASON:
+                if error.node_reason not in _PAYLOAD_REASONS:
                     raise
                 log.info(
                     "residency.streamed", node=self._client.address, digest=digest, because=error.message

@@ -110,21 +110,6 @@ class Registration:
         log.info("adapter.registered", adapter=upload.name.short, digest=built.digest, created=is_new)
         return revision, is_new
 
-    async def recover(self, name: AdapterName, digest: str) -> None:
-        """Make a FAILED revision READY again if its files are in the store after all."""
-        if not await self._store.contains(digest):
-            return
-
-        async def attempt() -> tuple[Sequence[Change], bool]:
-            stored = await self._registry.adapter(name)
-            revision = stored.value.revision(digest) if stored else None
-            if stored is None or revision is None or revision.state is not RevisionState.FAILED:
-                return [], False
-            return [update(stored, stored.value.with_files_back(digest, self._clock()))], True
-
-        if await self._transactions.run(attempt):
-            log.info("adapter.recovered", adapter=name.short, digest=digest)
-
     def _pending(self, built: BuiltRevision) -> Revision:
         manifest = built.manifest
         return Revision(

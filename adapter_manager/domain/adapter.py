@@ -12,7 +12,7 @@ MAX_ALIASES = 100
 
 
 class RevisionState(StrEnum):
-    """Where a revision is in its life."""
+    """Where a revision is in its life. FAILED is the contract's; an upload that fails leaves no revision."""
 
     PENDING = "pending"
     READY = "ready"
@@ -106,16 +106,6 @@ class Adapter:
             others = tuple(replace(r, wanted=None) if r.digest == former.digest else r for r in others)
         ready = replace(revision, state=RevisionState.READY, failure="", pending_owner="")
         return replace(self, revisions=(*others, ready), aliases=_sorted_aliases(merged), update_time_s=now_s)
-
-    def with_failure(self, digest: str, failure: str, now_s: float) -> "Adapter":
-        """A copy in which the revision is FAILED and says why."""
-        return self._replaced(
-            replace(self._known(digest), state=RevisionState.FAILED, failure=failure, pending_owner=""), now_s
-        )
-
-    def with_files_back(self, digest: str, now_s: float) -> "Adapter":
-        """A copy in which a FAILED revision is READY again, in the place it had."""
-        return self._replaced(replace(self._known(digest), state=RevisionState.READY, failure=""), now_s)
 
     def with_deleting(self, digests: Iterable[str], now_s: float) -> "Adapter":
         """A copy in which the revisions are DELETING, serve no more, and no alias points at them."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapter_manager.application.payloads import PayloadPusher
-from adapter_manager.domain.adapter import RevisionState, WantedTier
+from adapter_manager.domain.adapter import WantedTier
 from adapter_manager.domain.errors import NodeCallError
 from adapter_manager.domain.node import ResidencyTier
 from lorikeet_contract.manifest import PayloadDtype
@@ -39,40 +39,23 @@ async def test_a_demand_is_answered_with_the_payload(tmp_path: Path) -> None:
         assert node.loads == [revision.digest]
 
 
-async def test_files_that_are_gone_make_the_revision_failed(tmp_path: Path) -> None:
-    """It leaves the catalog, so a request for it is refused and never answered by something else."""
-    async with stack(tmp_path, shares_store=False) as (parts, (node,)):
-        revision, _ = await parts.push("demo/a")
-        assert isinstance(parts.store, MemoryArtifacts)
-        parts.store.stored.clear()
-        await eventually(node.names)
-        await node.demand(revision.digest)
-        await eventually(lambda: node.names() == {})
-        details = await parts.adapters.get(DEMO, "a")
-        assert details.adapter.revisions[0].state is RevisionState.FAILED
-
-
-async def test_files_that_come_back_make_the_revision_ready_again(tmp_path: Path) -> None:
-    """A volume that dropped for a moment loses nobody's adapter; the order of revisions stays."""
+async def test_files_that_are_gone_leave_the_names_where_they_are(tmp_path: Path) -> None:
+    """The name never falls back to an older revision; once the files are back a demand is answered."""
     async with stack(tmp_path, shares_store=False) as (parts, (node,)):
         assert isinstance(parts.store, MemoryArtifacts)
-        first, _ = await parts.push("demo/a", "one", aliases=["prod"])
-        second, _ = await parts.push("demo/a", "two")
-        kept = dict(parts.store.stored)
-        parts.store.stored.clear()
+        await parts.push("demo/a", "one")
+        second, _ = await parts.push("demo/a", "two", aliases=["prod"])
+        kept = parts.store.stored.pop(second.digest)
         await eventually(lambda: node.names() == {"demo/a": second.digest})
-        for digest in (first.digest, second.digest):
-            await node.demand(digest)
-        await eventually(lambda: node.names() == {})
-        name = (await parts.adapters.get(DEMO, "a")).adapter.name
-        await parts.registration.recover(name, first.digest)
-        assert (await parts.adapters.get(DEMO, "a")).adapter.ready == ()
-        parts.store.stored.update(kept)
-        for digest in (first.digest, second.digest):
-            await parts.registration.recover(name, digest)
-        await eventually(lambda: node.names() == {"demo/a": second.digest})
+        await node.demand(second.digest)
+        agent = parts.agents[0]
+        await eventually(lambda: second.digest in agent.work.failures)
         adapter = (await parts.adapters.get(DEMO, "a")).adapter
-        assert (adapter.current_digest, adapter.alias("prod")) == (second.digest, first.digest)
+        assert (adapter.current_digest, adapter.alias("prod")) == (second.digest, second.digest)
+        assert node.names() == {"demo/a": second.digest}
+        parts.store.stored[second.digest] = kept
+        await node.demand(second.digest)
+        await eventually(lambda: second.digest in node.streamed)
 
 
 async def test_calls_to_a_node_that_is_away_or_refuses_are_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Sources: vllm-project/vllm#42125, #30931, #3264, sgl-project/sglang#8263.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -103,3 +104,28 @@ async def test_an_acknowledged_write_is_what_the_next_request_sees(stack: Stack,
     token = await stack.set_tenant("newcomer")
     done = await stack.generate(PROMPT, token=token, max_tokens=1)
     assert done.token_ids == [5]
+
+
+async def test_a_current_revision_whose_files_are_away_never_gives_way_to_an_older_one(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """The name and its alias are refused while the files are away, and answer again once they are back."""
+    await stack.upload(rigs.write_kv_watermark(tmp_path / "v1", 53), "demo/away")
+    reply = await stack.upload(rigs.write_kv_watermark(tmp_path / "v2", 54), "demo/away", aliases=["prod"])
+    files = next(stack.root.rglob(f"artifacts/revisions/{reply.revision.digest}"))
+    files.rename(tmp_path / "elsewhere")
+    for name in ("demo/away", "demo/away@prod", "demo/away"):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await ask(stack, name)
+        assert error.value.code() in {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE}
+        assert str(stack.root) not in str(error.value.details())
+    (tmp_path / "elsewhere").rename(files)
+    end = asyncio.get_running_loop().time() + 20
+    while True:
+        try:
+            assert await ask(stack, "demo/away") == [54] * 4
+            break
+        except grpc.aio.AioRpcError:
+            assert asyncio.get_running_loop().time() < end
+            await asyncio.sleep(0.2)
+    assert await ask(stack, "demo/away@prod") == [54] * 4

@@ -1,13 +1,14 @@
 """Get, list, pin, alias: visibility, etags, pages, and answers from memory."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adapter_manager.application.naming import parent_tenant, reference
 from adapter_manager.application.registration import RegistrationLimits
-from adapter_manager.domain.adapter import MAX_ALIASES, WantedTier
+from adapter_manager.domain.adapter import MAX_ALIASES, Adapter, RevisionState, WantedTier
 from adapter_manager.domain.caller import Caller
 from adapter_manager.domain.errors import (
     AdapterNotFoundError,
@@ -19,6 +20,7 @@ from adapter_manager.domain.errors import (
     TenantNotFoundError,
 )
 from adapter_manager.domain.tenant import TenantLimits
+from lorikeet_contract.names import AdapterName
 from tests.support.built_revisions import MemoryArtifacts
 from tests.support.manager_parts import ADMIN, Parts, make_parts
 from tests.support.memory_registry import MemoryRegistry
@@ -220,13 +222,15 @@ async def test_reads_come_from_memory_while_the_registry_is_away(parts: Parts) -
 
 
 async def test_an_adapter_without_a_ready_revision_says_so(parts: Parts) -> None:
-    """It is there, but there is nothing to pin or load."""
+    """It is there, but there is nothing to pin or load while its first upload is being stored."""
     assert isinstance(parts.store, MemoryArtifacts)
     revision, _ = await parts.push("demo/a")
-    await parts.models.lost(revision.digest, "files are gone")
+
+    def pending(adapter: Adapter) -> Adapter:
+        return adapter.with_pending(replace(revision, state=RevisionState.PENDING), 1.0)
+
+    await parts.adapters.change(AdapterName("demo", "a"), "", pending)
     with pytest.raises(AdapterNotReadyError):
         await parts.adapters.pin(DEMO, "a", is_pinned=True, etag="")
-    adapter = (await parts.adapters.get(DEMO, "a")).adapter
-    assert adapter.revisions[0].failure == "files are gone"
     await parts.push("demo/a")
     assert (await parts.adapters.get(DEMO, "a")).adapter.current_digest == revision.digest

@@ -142,7 +142,7 @@ def test_object_store_faults(tmp_path: Path) -> None:
     source = CachedPayloadSource(PayloadCache(str(tmp_path), 15))
     source._store_url, source._store = "s3://bucket", store
     path = f"revisions/{manifest.digest}"
-    with pytest.raises(PayloadMissingError):
+    with pytest.raises(PayloadError, match="is missing in the artifact store"):
         source.fetch(manifest.digest, path)
     obstore.put(store, f"{path}/manifest.json", manifest.to_json())
     obstore.put(store, f"{path}/payload", b"z" * 19)
@@ -164,9 +164,20 @@ def test_store_path_stays_in_the_store(tmp_path: Path, path: str) -> None:
 
 
 def test_missing_everywhere(tmp_path: Path) -> None:
-    """No store known, no path, or not in the store."""
+    """No store known, no path, or a store that is not mounted here: only a stream can bring it."""
     source = CachedPayloadSource(PayloadCache(str(tmp_path), 1000))
     for url, path in (("", "revisions/x"), (tmp_path.as_uri(), ""), (tmp_path.as_uri(), "revisions/x")):
         source.set_store_url(url)
         with pytest.raises(PayloadMissingError):
             source.fetch("f" * 64, path)
+
+
+def test_missing_in_a_store_that_is_here(tmp_path: Path) -> None:
+    """A failure at once: waiting for a stream of what the manager does not have either would be in vain."""
+    (tmp_path / "store" / "revisions").mkdir(parents=True)
+    source = CachedPayloadSource(PayloadCache(str(tmp_path / "cache"), 1000))
+    source.set_store_url((tmp_path / "store").as_uri())
+    with pytest.raises(PayloadError, match="is missing") as error:
+        source.fetch("f" * 64, "revisions/x")
+    assert not isinstance(error.value, PayloadMissingError)
+    assert str(tmp_path) not in error.value.message
