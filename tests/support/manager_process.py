@@ -1,9 +1,8 @@
 """The adapter manager as a process over a fake node, spoken to through the generated stubs."""
 
 import asyncio
-import hashlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from lorikeet.adapters.v1 import adapter_service_pb2_grpc, tenant_pb2, tenant_se
 from lorikeet_rpc.errors import RpcFailure, from_rpc_error
 from tests.support.fake_node import TOKEN, FakeNode
 from tests.support.lora_schemas import qwen3_moe
-from tests.support.stack import Process, adapter_files, free_port
+from tests.support.stack import Process, free_port
+from tests.support.uploads import upload_parts
 from tests.support.waiting import eventually
 
-CHUNK_BYTES = 1 << 16
+CHUNK_BYTES = 1 << 16  # several of them to a small fixture
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 ADAPTERS = FIXTURES / "adapters" / "qwen3_moe"
 
@@ -72,7 +72,7 @@ class ManagerProcess:
 
     async def upload(self, directory: Path, name: str, *, token: str | None = None, **header: Any) -> Any:
         """Upload every file of a PEFT directory."""
-        request = upload_parts(directory, name, **header)
+        request = upload_parts(directory, name, chunk_bytes=CHUNK_BYTES, **header)
         return await asyncio.to_thread(self._blocking, "Upload", request, token, 60)
 
     async def names(self, token: str | None = None) -> dict[str, str]:
@@ -119,34 +119,6 @@ class ManagerProcess:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-
-
-def upload_parts(
-    directory: Path,
-    name: str,
-    *,
-    received: Mapping[str, int] | None = None,
-    stop_after: int | None = None,
-    **header: Any,
-) -> Iterator[pb.UploadRequest]:
-    """The messages of an upload; `received` bytes are left out, and the stream may end after some chunks."""
-    files = adapter_files(directory)
-    heads = [
-        pb.FileHeader(
-            name=p.name, size_bytes=p.stat().st_size, sha256=hashlib.sha256(p.read_bytes()).hexdigest()
-        )
-        for p in files
-    ]
-    yield pb.UploadRequest(header=pb.UploadHeader(adapter=name, files=heads, **header))
-    sent = 0
-    for p in files:
-        data = p.read_bytes()
-        for offset in range((received or {}).get(p.name, 0), len(data), CHUNK_BYTES):
-            if sent == stop_after:
-                return
-            sent += 1
-            chunk = data[offset : offset + CHUNK_BYTES]
-            yield pb.UploadRequest(chunk=pb.FileChunk(file_name=p.name, offset=offset, data=chunk))
 
 
 @asynccontextmanager

@@ -4,7 +4,6 @@ It speaks through the generated stubs alone, so that what it sees does not pass 
 """
 
 import asyncio
-import hashlib
 import os
 import secrets
 import signal
@@ -22,9 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lorikeet.adapters.v1 import adapter_pb2, adapter_service_pb2_grpc, tenant_pb2, tenant_service_pb2_grpc
 from lorikeet.inference.v1 import generation_pb2, inference_service_pb2_grpc, model_pb2
+from tests.support.uploads import upload_parts
 
 NODE_TOKEN = "test-node-token"
-CHUNK_BYTES = 1 << 20
 
 
 _PORTS = range(10240, 32000)  # below the ephemeral range, so that no outgoing connection sits on one
@@ -227,32 +226,11 @@ class Stack:
         return (await self.model()).status
 
     async def upload(
-        self, directory: Path, name: str, *, token: str | None = None, **header: Any
+        self, directory: Path, name: str, *, token: str | None = None, **options: Any
     ) -> adapter_pb2.UploadResponse:
-        """Upload every regular file of a PEFT directory."""
-        files = adapter_files(directory)
-
-        async def parts() -> AsyncIterator[adapter_pb2.UploadRequest]:
-            heads = [
-                adapter_pb2.FileHeader(
-                    name=p.name,
-                    size_bytes=p.stat().st_size,
-                    sha256=hashlib.sha256(p.read_bytes()).hexdigest(),
-                )
-                for p in files
-            ]
-            yield adapter_pb2.UploadRequest(
-                header=adapter_pb2.UploadHeader(adapter=name, files=heads, **header)
-            )
-            for p in files:
-                data = p.read_bytes()
-                for offset in range(0, len(data), CHUNK_BYTES):
-                    chunk = adapter_pb2.FileChunk(
-                        file_name=p.name, offset=offset, data=data[offset : offset + CHUNK_BYTES]
-                    )
-                    yield adapter_pb2.UploadRequest(chunk=chunk)
-
-        return await self.adapters().Upload(parts(), metadata=self.auth(token), timeout=120)
+        """Upload every regular file of a PEFT directory; `options` are those of `upload_parts`."""
+        parts = upload_parts(directory, name, **options)
+        return await self.adapters().Upload(parts, metadata=self.auth(token), timeout=120)
 
     async def wait_known(self, adapter: str, digest: str | None = None, timeout_s: float = 10.0) -> None:
         """Wait until the node answers for an adapter (and, if given, with that revision)."""
@@ -308,11 +286,6 @@ async def rest_of(call: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
     """What is left of a stream that `read` was begun with; grpc.aio refuses `async for` on such a call."""
     while (piece := await call.read()) is not grpc.aio.EOF:
         yield piece
-
-
-def adapter_files(directory: Path) -> list[Path]:
-    """What a client uploads of a PEFT directory."""
-    return sorted(p for p in directory.iterdir() if p.is_file() and p.suffix in {".json", ".safetensors"})
 
 
 def make_request(

@@ -11,13 +11,14 @@ from tests.support.fake_node import FakeNode
 from tests.support.lora_schemas import qwen3_moe
 from tests.support.manager_process import (
     ADAPTERS,
+    CHUNK_BYTES,
     FIXTURES,
     Managed,
     ManagerProcess,
     failure_of,
     revision_files,
-    upload_parts,
 )
+from tests.support.uploads import upload_parts
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -74,7 +75,7 @@ async def test_a_broken_upload_goes_on_where_it_stopped_also_after_a_kill(stack:
     """GetUpload says where; the result is as if nothing had happened, and nothing stays staged."""
     manager, (node,) = stack
     directory = ADAPTERS / "attn-experts-r16"
-    parts = upload_parts(directory, "demo/a", request_id="r", stop_after=3)
+    parts = upload_parts(directory, "demo/a", chunk_bytes=CHUNK_BYTES, request_id="r", stop_after=3)
     failure = await failure_of(asyncio.to_thread(manager._blocking, "Upload", parts, None, 20))
     assert failure.code == "INVALID_ARGUMENT"
     await manager.kill()
@@ -82,7 +83,9 @@ async def test_a_broken_upload_goes_on_where_it_stopped_also_after_a_kill(stack:
     received = await manager.call("GetUpload", pb.GetUploadRequest(adapter="a", request_id="r"))
     if not received.received_bytes:
         pytest.fail("nothing was kept")
-    rest = upload_parts(directory, "demo/a", request_id="r", received=received.received_bytes)
+    rest = upload_parts(
+        directory, "demo/a", chunk_bytes=CHUNK_BYTES, request_id="r", received=received.received_bytes
+    )
     reply = await asyncio.to_thread(manager._blocking, "Upload", rest, None, 20)
     await eventually(lambda: node.names() == {"demo/a": reply.revision.digest}, 10)
     assert list((manager.data_dir / "staging").iterdir()) == []

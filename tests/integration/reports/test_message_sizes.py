@@ -3,7 +3,6 @@
 Sources: grpc/grpc.io#1254, pachyderm/pachyderm#1774, src-d/lookout#143.
 """
 
-import hashlib
 import json
 import struct
 from collections.abc import AsyncIterator
@@ -32,39 +31,13 @@ def pad_header(path: Path, total: int) -> None:
     )
 
 
-async def send(stack: Stack, directory: Path, chunk: int, **header: object) -> adapter_pb2.UploadResponse:
-    """Upload with chunks of a given size."""
-    files = sorted(directory.iterdir())
-
-    async def parts() -> AsyncIterator[adapter_pb2.UploadRequest]:
-        heads = [
-            adapter_pb2.FileHeader(
-                name=f.name, size_bytes=f.stat().st_size, sha256=hashlib.sha256(f.read_bytes()).hexdigest()
-            )
-            for f in files
-        ]
-        yield adapter_pb2.UploadRequest(
-            header=adapter_pb2.UploadHeader(adapter="demo/sized", files=heads, **header)
-        )
-        for f in files:
-            data = f.read_bytes()
-            for offset in range(0, len(data), chunk):
-                yield adapter_pb2.UploadRequest(
-                    chunk=adapter_pb2.FileChunk(
-                        file_name=f.name, offset=offset, data=data[offset : offset + chunk]
-                    )
-                )
-
-    return await stack.adapters().Upload(parts(), metadata=stack.auth(), timeout=120)
-
-
 @pytest.mark.parametrize("chunk", [64 << 10, 1 << 20, 3_900_000])
 @pytest.mark.parametrize("size", [LIMIT - 1, LIMIT, LIMIT + 1])
 async def test_uploads_around_the_limit(copy_stack: Stack, tmp_path: Path, size: int, chunk: int) -> None:
     """A file of any size around the limit arrives whole in chunks of any size below it."""
     directory = rigs.write_kv_watermark(tmp_path / "adapter", 12)
     pad_header(directory / "adapter_model.safetensors", size)
-    reply = await send(copy_stack, directory, chunk, validate_only=True)
+    reply = await copy_stack.upload(directory, "demo/sized", chunk_bytes=chunk, validate_only=True)
     assert reply.revision.report.tensors_used == 4
 
 
@@ -73,7 +46,7 @@ async def test_one_byte_is_refused_for_what_it_is(copy_stack: Stack, tmp_path: P
     directory = rigs.write_kv_watermark(tmp_path / "adapter", 12)
     (directory / "adapter_model.safetensors").write_bytes(b"x")
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await send(copy_stack, directory, 1 << 20)
+        await copy_stack.upload(directory, "demo/sized")
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "adapter_model.safetensors" in str(error.value.details())
 
@@ -99,20 +72,8 @@ async def test_too_large_is_refused_before_any_chunk(copy_stack: Stack) -> None:
 async def test_a_damaged_upload_is_refused_and_cleared(copy_stack: Stack, tmp_path: Path) -> None:
     """A sha256 that does not match fails the upload."""
     directory = rigs.write_kv_watermark(tmp_path / "adapter", 12)
-    files = sorted(directory.iterdir())
-
-    async def parts() -> AsyncIterator[adapter_pb2.UploadRequest]:
-        heads = [
-            adapter_pb2.FileHeader(name=f.name, size_bytes=f.stat().st_size, sha256="0" * 64) for f in files
-        ]
-        yield adapter_pb2.UploadRequest(header=adapter_pb2.UploadHeader(adapter="demo/damaged", files=heads))
-        for f in files:
-            yield adapter_pb2.UploadRequest(
-                chunk=adapter_pb2.FileChunk(file_name=f.name, offset=0, data=f.read_bytes())
-            )
-
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await copy_stack.adapters().Upload(parts(), metadata=copy_stack.auth(), timeout=20)
+        await copy_stack.upload(directory, "demo/damaged", sha256="0" * 64)
     assert error.value.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS}
     assert "sha256" in str(error.value.details())
 
