@@ -35,7 +35,7 @@ from lorikeet.adapters.v1 import adapter_service_pb2_grpc, tenant_service_pb2_gr
 from lorikeet_rpc.channel import ClientTls
 from lorikeet_rpc.interceptors import RequestInterceptor
 from lorikeet_rpc.metrics import MetricsEndpoint, RpcMetrics
-from lorikeet_rpc.server import RpcServer, TlsFiles
+from lorikeet_rpc.server import RpcServer
 from lorikeet_rpc.tokens import new_token
 
 log = structlog.get_logger(__name__)
@@ -85,7 +85,7 @@ class Manager:
         )
         self.server = RpcServer(
             settings.listen,
-            tls=_tls(settings),
+            tls=settings.tls,
             interceptors=[self.interceptor],
             service_names=_SERVICES,
             insecure_listen=settings.insecure_listen,
@@ -173,9 +173,3 @@ async def _registry(settings: Settings, directory: DataDirectory) -> AsyncGenera
         registry = RedisRegistry(RedisConnection(RedisOptions(url)))
         stack.push_async_callback(registry.close)
         yield registry
-
-
-def _tls(settings: Settings) -> TlsFiles | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    return TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from lorikeet_rpc.server import TlsFiles
 from lorikeet_rpc.service_settings import read_service_settings
 
 _ADDRESS = re.compile(r"unix:.+|.+:\d{1,5}")
@@ -98,11 +99,13 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("--tls-cert and --tls-key belong together: give both or neither")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
+        TlsFiles.from_settings(self.tls_cert, self.tls_key, self.tls_client_ca)
         return self
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The server's TLS files, if any."""
+        return TlsFiles.from_settings(self.tls_cert, self.tls_key, self.tls_client_ca)
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:

@@ -88,10 +88,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _belong_together(self) -> "Settings":
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key go together: give both or none")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        TlsFiles.from_settings(self.tls_cert, self.tls_key, self.tls_client_ca)
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise ValueError("num_blocks and kv_cache_bytes both size the key-value cache: give one")
         for tenant in self.static_tenants:
@@ -101,9 +98,7 @@ class Settings(BaseSettings):
     @property
     def tls(self) -> TlsFiles | None:
         """The server's TLS files, if any."""
-        if self.tls_cert is None or self.tls_key is None:
-            return None
-        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+        return TlsFiles.from_settings(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def cache_dir(self) -> Path:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import grpc
 import grpc.aio
@@ -36,6 +37,21 @@ class TlsFiles:
     cert_file: Path
     key_file: Path
     client_ca_file: Path | None = None
+
+    @classmethod
+    def from_settings(cls, cert: Path | None, key: Path | None, client_ca: Path | None) -> Self | None:
+        """What --tls-cert, --tls-key and --tls-client-ca say; None for plain text.
+
+        Raises:
+            ValueError: one is given without what it needs.
+        """
+        if (cert is None) != (key is None):
+            raise ValueError("--tls-cert and --tls-key go together: give both or neither")
+        if cert is None or key is None:
+            if client_ca is not None:
+                raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
+            return None
+        return cls(cert, key, client_ca)
 
     def credentials(self) -> grpc.ServerCredentials:
         """Read the files."""
