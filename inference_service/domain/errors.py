@@ -11,6 +11,7 @@ ServiceError (lorikeet_contract)
 ├── QueueFullError           RESOURCE_EXHAUSTED   QUEUE_FULL             with retry_after_s
 ├── SlowClientError          RESOURCE_EXHAUSTED   SLOW_CLIENT
 ├── DuplicateRequestError    ALREADY_EXISTS       DUPLICATE_REQUEST
+├── NotFiniteError           FAILED_PRECONDITION  LOGITS_NOT_FINITE      weights overflow the compute dtype
 ├── DeadlineError            DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
 ├── NotReadyError            UNAVAILABLE          NOT_READY              with retry_after_s
 ├── DrainingError            UNAVAILABLE          DRAINING               with retry_after_s
@@ -92,6 +93,13 @@ class DuplicateRequestError(ServiceError):
 
     code = StatusCode.ALREADY_EXISTS
     reason = "DUPLICATE_REQUEST"
+
+
+class NotFiniteError(ServiceError):
+    """The model's output is not finite: its weights, or the adapter's, overflow the compute dtype."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "LOGITS_NOT_FINITE"
 
 
 class DeadlineError(ServiceError):

@@ -61,7 +61,8 @@ class SchedulerOutput:
 class SampledRequest:
     """What a step made of one request.
 
-    `token_ids` is empty while the prompt is not all computed. `prompt_logprobs` covers the prompt positions
+    `token_ids` is empty while the prompt is not all computed; a negative id says that the logits were not
+    finite and there is no token. `prompt_logprobs` covers the prompt positions
     that this step predicted: position num_computed_tokens + 1 onwards.
     """
 

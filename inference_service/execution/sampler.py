@@ -36,7 +36,10 @@ def sampling_batch(
 def sample_tokens(
     logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """One token for each row of `logits` [N, V], and its log-probabilities where the request wants them."""
+    """One token for each row of `logits` [N, V], and its log-probabilities where the request wants them.
+
+    Rows that are not finite get NO_TOKEN.
+    """
     chosen = sample(logits, sampling_batch(params, positions, logits.device))
     wanted = [p.logprobs for p in params]
     logprobs: list[TokenLogprobs | None] = [None] * len(params)
@@ -44,7 +47,7 @@ def sample_tokens(
     if rows:
         index = torch.tensor(rows, device=logits.device)
         counts = [wanted[row] or 0 for row in rows]
-        found = logprobs_of(logits[index], chosen[index], counts)
+        found = logprobs_of(logits[index], chosen[index].clamp(min=0), counts)
         for row, value in zip(rows, found, strict=True):
             logprobs[row] = value
     return chosen.tolist(), logprobs

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from inference_service.domain.errors import NotFiniteError
 from inference_service.domain.request import EngineRequest, FinishReason, RequestFinish, RequestOutput
 from inference_service.domain.step import ModelRunnerOutput, NewRequest, ScheduledRequest, SchedulerOutput
 from inference_service.domain.tenant import TenantShare
@@ -22,6 +23,11 @@ from inference_service.scheduler.request_table import RequestTable
 from inference_service.scheduler.results import apply_result
 from inference_service.scheduler.step_builder import StepBuilder
 from lorikeet_contract.status import ServiceError
+
+_NOT_FINITE = (
+    "the model's output is not finite here: weights overflow the compute dtype; serve the model in bfloat16 "
+    "or float32, or train the adapter with a smaller scale"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,10 @@ class Scheduler:
             state = self._table.get(scheduled.request_id)
             # Ended or preempted since it was scheduled: the result belongs to nobody.
             if state is None or state.phase is not RequestPhase.RUNNING or state.first_step > step.step:
+                continue
+            if any(token_id < 0 for token_id in result.token_ids):
+                error = (NotFiniteError.reason, _NOT_FINITE)
+                self._table.finish(state, FinishReason.FAILED, now_s, error=error)
                 continue
             progress = apply_result(state, scheduled, result)
             self._kv_cache.publish(state)

@@ -7,6 +7,7 @@
 which draws v with probability p_v. top_p keeps the smallest set, most likely first, whose probability reaches
 it. The noise counts instead of streaming, so a token depends on its request's seed and position and its
 logits only: not on the batch, not on steps before, not on whether the request was preempted between.
+A row whose largest logit is not finite (NaN anywhere, or an overflow) has no distribution: NO_TOKEN.
 
 Shapes: logits [B, V] any float dtype; parameters [B]; result [B] int64. All arithmetic is float32.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 _MASK32 = 0xFFFFFFFF
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +36,18 @@ class SamplingBatch:
 def sample_reference(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """See `sample`."""
     logits = logits.float()
-    greedy = logits.argmax(dim=-1)
+    highest = logits.amax(dim=-1, keepdim=True)  # NaN where any logit is
+    is_finite = highest.squeeze(1).isfinite()
+    greedy = torch.where(is_finite, logits.argmax(dim=-1), NO_TOKEN)
     if batch.all_greedy:
         return greedy
     is_greedy = batch.temperature == 0
     # The maximum is taken off first: a tiny temperature then gives 0 and -inf, never inf - inf.
-    scaled = logits - logits.amax(dim=-1, keepdim=True)
+    scaled = logits - highest
     scaled /= torch.where(is_greedy, 1.0, batch.temperature).unsqueeze(1)
     p = _cut(scaled, batch) if batch.any_cut else torch.softmax(scaled, dim=-1)
     drawn = (p / exponential_noise(batch.seed, batch.position, logits.shape[-1])).argmax(dim=-1)
-    return torch.where(is_greedy, greedy, drawn)
+    return torch.where(is_greedy | ~is_finite, greedy, drawn)
 
 
 def _cut(scaled: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -79,7 +83,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """Return the chosen token ids."""
+    """Return the chosen token ids, NO_TOKEN for rows that have no distribution."""
     if logits.dim() != 2 or batch.temperature.shape != logits.shape[:1]:
         raise ValueError(
             f"sample: parameters {tuple(batch.temperature.shape)} do not fit logits {tuple(logits.shape)}"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lorikeet_kernels.logprobs import token_logprobs
-from lorikeet_kernels.sampling import SamplingBatch, exponential_noise, sample
+from lorikeet_kernels.sampling import NO_TOKEN, SamplingBatch, exponential_noise, sample
 
 
 def make_batch(
@@ -42,6 +42,20 @@ def test_greedy_takes_the_first_of_equals() -> None:
     """Ties go to the lower id."""
     logits = torch.tensor([[0.0, 3.0, 3.0], [1.0, 1.0, 1.0]])
     assert sample(logits, make_batch(2, temperature=0.0)).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_has_no_token(temperature: float, top_k: int, bad: float) -> None:
+    """One bad logit is enough; the rows beside it are what they are without it. -inf only masks a token."""
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(3))
+    logits[2, :20] = -math.inf
+    batch = make_batch(3, temperature=temperature, top_k=top_k)
+    clean = sample(logits, batch)
+    assert int(clean[2]) >= 20
+    logits[1, 17] = bad
+    assert sample(logits, batch).tolist() == [int(clean[0]), NO_TOKEN, int(clean[2])]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

@@ -1,8 +1,11 @@
 """Continuous batching on fakes: what is scheduled, in which order, and how requests end."""
 
+from dataclasses import replace
+
 import pytest
 
 from inference_service.domain.request import FinishReason
+from inference_service.domain.step import ModelRunnerOutput, SchedulerOutput
 from inference_service.domain.tenant import TenantShare
 from inference_service.scheduler.scheduler import Scheduler
 from tests.support.engine_builders import OpenGate, Rig, make_request, make_scheduler_config
@@ -266,3 +269,29 @@ def test_next_step_can_be_scheduled_before_the_last_ones_result(num_blocks: int,
     }
     assert (scheduler.stats().preemptions > 0) is (num_blocks == 12)
     assert scheduler.stats().blocks_available == num_blocks
+
+
+def test_logits_that_are_not_finite_fail_their_request_alone() -> None:
+    """A negative token id is no token: the request ends with the reason, its blocks and lease come back."""
+    rig = Rig()
+    execute = rig.runner.execute
+
+    def poisoned(step: SchedulerOutput) -> ModelRunnerOutput:
+        output = execute(step)
+        return ModelRunnerOutput(
+            output.step,
+            tuple(replace(r, token_ids=(-1,)) if r.request_id == "a" else r for r in output.results),
+        )
+
+    rig.runner.execute = poisoned  # type: ignore[method-assign]
+    rig.add(make_request("a", (1, 2), max_tokens=9))
+    rig.add(make_request("b", (1, 2), max_tokens=4))
+    rig.run()
+    assert (rig.finish("a").reason, rig.finish("a").error_reason) == (
+        FinishReason.FAILED,
+        "LOGITS_NOT_FINITE",
+    )
+    assert rig.tokens("a") == []
+    assert rig.tokens("b") == expected_tokens(None, (1, 2), 4)
+    assert rig.scheduler.stats().running_requests == 0
+    assert rig.scheduler.stats().blocks_available == rig.config.num_blocks
