@@ -22,6 +22,7 @@ DEFAULT_MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
 _NEVER_S = 10 * 365 * 86400.0
 _LAST_REPLIES_S = 0.2
+_MAX_PENDING_CALLS = 20_000
 
 log = structlog.get_logger()
 
@@ -191,6 +192,10 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", max_message_bytes),
         # The services keep replies below 4 MiB; a client that raised its own limit may get more.
         ("grpc.max_send_message_length", -1),
+        # Beyond 1000 calls that Python has not taken up gRPC drops some at random, as CANCELLED. The services
+        # have limits of their own, which say so and when to try again.
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_PENDING_CALLS),
         # Two servers on one port would share its calls at random: refuse the second.
         ("grpc.so_reuseport", 0),
         # Clients ping every 10 s or more, also between calls and during a long prefill. The default allows a
