@@ -1,8 +1,9 @@
 """Random histories of the scheduler and residency together, checked against what must hold at every turn."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from inference_service.domain.adapter import ResidencyTier
 from inference_service.domain.request import FinishReason
@@ -182,5 +183,8 @@ class EngineModel(RuleBasedStateMachine):
         self.outputs_are_the_models_and_end_once()
 
 
-EngineModel.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
-TestEngineModel = EngineModel.TestCase
+@pytest.mark.parametrize("examples", [15, pytest.param(150, marks=pytest.mark.long)])
+def test_engine_model(examples: int) -> None:
+    """Rules in any order keep every invariant, and everything ends."""
+    options = settings(max_examples=examples, stateful_step_count=60, deadline=None)
+    run_state_machine_as_test(EngineModel, settings=options)
