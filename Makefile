@@ -37,12 +37,20 @@ $(BIN)/python:
 	"$$found" -m venv $(VENV); \
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 
+# Where the index has no CPU build of that torch, pip finds no set that fits: then torch brings its own triton.
+define install
+	@$(BIN)/python -m pip install --quiet -c constraints-cpu.txt $(1) || { \
+	  echo "the pinned CPU build of torch is not to be had here; taking torch with the triton it asks for" >&2; \
+	  grep -v '^triton' constraints-cpu.txt > $(VENV)/constraints.txt; \
+	  $(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt $(1); }
+endef
+
 $(RUNTIME): pyproject.toml constraints-cpu.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt -e .
+	$(call install,-e .)
 	@touch $@
 
 $(DEV): pyproject.toml constraints-cpu.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt -e . --group dev
+	$(call install,-e . --group dev)
 	@touch $@ $(RUNTIME)
 
 # Node is optional: its test is skipped, with the reason, where npm is missing.

@@ -104,7 +104,9 @@ class Manager:
             try:
                 await self.mirror.refresh()
                 if bootstrap_tenant:
-                    await self.tenants.bootstrap(bootstrap_tenant, directory.bootstrap_token())
+                    if not await self.tenants.bootstrap(bootstrap_tenant, directory.bootstrap_token()):
+                        fresh = directory.fresh_bootstrap_token()
+                        await self.tenants.add_token(bootstrap_tenant, fresh, is_admin=True)
                     log.info("tenant.bootstrapped", tenant=bootstrap_tenant)
                 await self.janitor.sweep(is_first=True)
             except (RegistryUnavailableError, ConcurrentChangeError):

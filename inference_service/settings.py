@@ -80,7 +80,7 @@ class Settings(BaseSettings):
     disk_cache_bytes: Count = Field(64 << 30, description="Disk cache for adapters, in data_dir.")
     prefix_cache: bool = Field(default=True, description="Share key-value blocks of equal prefixes.")
     batch_invariant: bool = Field(default=False, description="The same bits in any batch; slower.")
-    num_threads: Count | None = Field(None, description="CPU threads of the engine.")
+    num_threads: Count | None = Field(None, description="CPU threads of the engine; default: cores - 1.")
     num_load_threads: Count = Field(2, description="Threads that read and verify adapters.")
     max_adapter_wait_s: Seconds = Field(120.0, description="Longest wait of a request for its adapter.")
     slot_patience_s: Seconds = Field(0.5, description="Wait after which a busy slot is freed for others.")

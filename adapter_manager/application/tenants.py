@@ -142,17 +142,21 @@ class TenantDirectory:
         await self._transactions.run(attempt)
         log.info("token.revoked", tenant=tenant_id, token_id=token_id)
 
-    async def bootstrap(self, tenant_id: str, token: NewToken) -> None:
-        """Make sure that a tenant exists and that `token` is an admin token of it.
+    async def bootstrap(self, tenant_id: str, token: NewToken) -> bool:
+        """Make sure that a tenant exists; True if `token` is an admin token of it now.
+
+        False: the tenant was there without it. It was revoked and must not come back; a fresh one may.
 
         Raises:
             RegistryUnavailableError: the registry is away; nothing of it is lost by trying again.
         """
         try:
-            await self.get(tenant_id)
+            stored = await self.get(tenant_id)
         except TenantNotFoundError:
             await self.create(tenant_id, TenantLimits(), request_id="bootstrap")
-        await self.add_token(tenant_id, token, is_admin=True)
+            await self.add_token(tenant_id, token, is_admin=True)
+            return True
+        return any(known.sha256 == token.sha256 for known in stored.value.tokens)
 
 
 def _owner(tenant_id: str, token: TokenRecord) -> TokenOwner:

@@ -172,6 +172,8 @@ class UploadService:
             receipt = await self._registry.receipt(name.tenant, request_id)
             if receipt is None or receipt.value.adapter != name.adapter:
                 raise
+            if await self._standing(name, receipt.value.digest) is None:
+                raise  # deleted since: its files begin anew
             return dict(receipt.value.files)
 
     async def _earlier(self, identity: UploadIdentity) -> UploadResult | None:
@@ -181,10 +183,9 @@ class UploadService:
         receipt = await self._registry.receipt(identity.name.tenant, identity.request_id)
         if receipt is None:
             return None
-        stored = await self._registry.adapter(identity.name)
         digest = receipt.value.digest
-        revision = stored.value.revision(digest) if stored else None
-        if revision is None or revision.state is not RevisionState.READY:
+        revision = await self._standing(identity.name, digest)
+        if revision is None:
             return None  # deleted since: the same files may be uploaded again
         if receipt.value.fingerprint != identity.fingerprint:
             raise RequestIdReusedError(
@@ -195,6 +196,12 @@ class UploadService:
         return UploadResult(
             identity.name, revision, report.value.report if report else None, receipt.value.is_created
         )
+
+    async def _standing(self, name: AdapterName, digest: str) -> Revision | None:
+        """The revision that an upload ended in, unless it was deleted since."""
+        stored = await self._registry.adapter(name)
+        revision = stored.value.revision(digest) if stored else None
+        return revision if revision and revision.state is RevisionState.READY else None
 
     def _validated(self, identity: UploadIdentity, built: BuiltRevision) -> UploadResult:
         manifest = built.manifest

@@ -72,8 +72,12 @@ class DataDirectory:
             token = path.read_text().strip()
             sha256 = hash_token(token)
             return NewToken(token, token_id_of(sha256), sha256)
+        return self.fresh_bootstrap_token()
+
+    def fresh_bootstrap_token(self) -> NewToken:
+        """A new token in the bootstrap file, in place of one that was revoked."""
         fresh = new_token()
-        _write_private(path, fresh.token)
+        _write_private(self.root / "bootstrap-token", fresh.token)
         return fresh
 
 

@@ -23,12 +23,14 @@ from lorikeet_client.generation import (
     TokenLogprob,
     Usage,
 )
+from lorikeet_client.keywords import refuse_unknown
 from lorikeet_client.model import EngineStatus, Limits, Model
 from lorikeet_rpc.schema_message import schema_from_message
 
 
 def generate_request(prompt: str | None, **options: Unpack[GenerateOptions]) -> pb.GenerateRequest:
-    """The request; raises TypeError unless exactly one of prompt, chat and token_ids is given."""
+    """The request; raises TypeError unless one of prompt, chat and token_ids is given, or for typos."""
+    refuse_unknown(options, GenerateOptions)
     message = pb.GenerateRequest(request_id=options.get("request_id", ""))
     chat, token_ids = options.get("chat"), options.get("token_ids")
     if sum(given is not None for given in (prompt, chat, token_ids)) != 1:

@@ -13,6 +13,7 @@ from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_client.adapters import UploadOptions, UploadProgress
 from lorikeet_client.enums import to_number
 from lorikeet_client.errors import UploadRefusedError
+from lorikeet_client.keywords import refuse_unknown
 from lorikeet_contract.adapter_files import InvalidFileError, check_file_set, is_adapter_file
 
 CHUNK_BYTES = 1 << 20
@@ -62,6 +63,7 @@ def plan_upload(directory: Path | str, name: str, **options: Unpack[UploadOption
     Raises:
         UploadRefusedError: the directory holds no adapter, or one in a form that is never accepted.
     """
+    refuse_unknown(options, UploadOptions)
     files = tuple(_read(path) for path in _adapter_files(Path(directory)))
     header = pb.UploadHeader(
         adapter=name,

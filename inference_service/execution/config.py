@@ -9,7 +9,7 @@ class BackendConfig:
 
     `num_blocks` or `kv_cache_bytes` sizes the key-value cache; with neither it is derived from free memory.
     `arena_bytes` and `host_pool_bytes` None are derived too. `max_context_tokens` None is the model's own, or
-    what the cache can hold if that is less. `num_threads` None leaves torch's choice. `num_slots` is the
+    what the cache can hold if that is less. `num_threads` None takes all cores but one. `num_slots` is the
     number of adapters that can be active at once.
     """
 

@@ -17,6 +17,7 @@ from tests.support.manager_process import (
     ManagerProcess,
     failure_of,
     revision_files,
+    until_done,
 )
 from tests.support.uploads import upload_parts
 from tests.support.waiting import eventually
@@ -69,6 +70,18 @@ async def test_the_same_content_is_created_once_and_validate_only_stores_nothing
     assert (again.created, again.revision.digest) == (False, first.revision.digest)
     failure = await failure_of(manager.upload(ADAPTERS / "attn-r1", "demo/a", request_id="r"))
     assert (failure.code, failure.reason) == ("ALREADY_EXISTS", "REQUEST_ID_REUSED")
+
+
+async def test_a_deleted_adapter_is_pushed_again_with_the_same_request_id(stack: Managed) -> None:
+    """What was received for it then is gone: GetUpload says so, and the upload begins anew."""
+    manager, _ = stack
+    first = await manager.upload(ADAPTERS / "attn-r8", "demo/a", request_id="same")
+    request = pb.DeleteAdapterRequest(name="tenants/demo/adapters/a")
+    await until_done(lambda: manager.call("DeleteAdapter", request))
+    failure = await failure_of(manager.call("GetUpload", pb.GetUploadRequest(adapter="a", request_id="same")))
+    assert failure.code == "NOT_FOUND"
+    again = await manager.upload(ADAPTERS / "attn-r8", "demo/a", request_id="same")
+    assert (again.created, again.revision.digest) == (True, first.revision.digest)
 
 
 async def test_a_broken_upload_goes_on_where_it_stopped_also_after_a_kill(stack: Managed) -> None:

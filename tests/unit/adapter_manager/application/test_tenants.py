@@ -125,6 +125,15 @@ async def test_deleting_a_tenant_takes_its_tokens(parts: Parts, registry: Memory
         await parts.tenants.get("demo")
 
 
+async def test_a_revoked_bootstrap_token_stays_revoked(parts: Parts) -> None:
+    """A restart says so, and brings no access back."""
+    token = new_token()
+    assert await parts.tenants.bootstrap("demo", token)
+    await parts.tenants.revoke_token("demo", token.token_id)
+    assert not await parts.tenants.bootstrap("demo", token)
+    assert (await parts.tenants.get("demo")).value.tokens == ()
+
+
 async def test_bootstrap_is_idempotent(parts: Parts) -> None:
     """A restart with the same token file adds nothing."""
     token = new_token()
