@@ -62,6 +62,7 @@ def stack(data_dir: Path) -> Generator[dict[str, Any]]:
     up = subprocess.Popen(  # noqa: S603
         [
             *(*LORIKEET, "up", "--model-dir", str(STORYTELLER / "model"), "--data-dir", str(data_dir)),
+            *("--model-name", "storyteller"),
             # float32: few CPUs multiply bfloat16 fast.
             *(
                 "--inference-port",
@@ -75,7 +76,6 @@ def stack(data_dir: Path) -> Generator[dict[str, Any]]:
                 "--json",
             ),
         ],
-        env={**os.environ, "INFERENCE_MODEL_NAME": "storyteller"},
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C reaches this script, which then stops the stack in order

@@ -37,6 +37,7 @@ class StackPlan:
     manager_port: int
     device: str
     dtype: str
+    model_name: str
     tenant: str
 
 
@@ -160,7 +161,7 @@ class LocalStack:
             ChildPlan(
                 name="inference",
                 module="inference_service",
-                arguments=(*node, "--device", plan.device, "--dtype", plan.dtype),
+                arguments=(*node, "--device", plan.device, "--dtype", plan.dtype, *_named(plan.model_name)),
                 secrets={"INFERENCE_NODE_TOKEN": node_token},
                 address=inference,
                 log=logs / "inference.log",
@@ -177,6 +178,10 @@ class LocalStack:
                 log=logs / "manager.log",
             ),
         )
+
+
+def _named(model_name: str) -> tuple[str, ...]:
+    return ("--model-name", model_name) if model_name else ()
 
 
 def _probe(port: int) -> socket.socket:

@@ -33,9 +33,11 @@ def generate(
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option()] = None,
-    top_k: Annotated[int | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, max=2**32 - 1)] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, max=2**32 - 1, help="Most tokens to generate.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
     stop_token: Annotated[list[int] | None, typer.Option(help="Stop at this token id; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,

@@ -17,9 +17,13 @@ def create(
     context: typer.Context,
     tenant: TenantArgument,
     weight: Annotated[float | None, typer.Option(help="Share under contention, relative to others.")] = None,
-    max_running: Annotated[int | None, typer.Option(help="Most requests running at once.")] = None,
-    max_waiting: Annotated[int | None, typer.Option(help="Most requests waiting.")] = None,
-    max_adapters: Annotated[int | None, typer.Option(help="Most adapters.")] = None,
+    max_running: Annotated[
+        int | None, typer.Option(min=1, max=2**32 - 1, help="Most requests running at once.")
+    ] = None,
+    max_waiting: Annotated[
+        int | None, typer.Option(min=1, max=2**32 - 1, help="Most requests waiting.")
+    ] = None,
+    max_adapters: Annotated[int | None, typer.Option(min=1, max=2**32 - 1, help="Most adapters.")] = None,
     as_json: Json = False,
 ) -> None:
     """Create a tenant."""

@@ -32,6 +32,7 @@ def up(
     manager_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 50052,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    model_name: Annotated[str, typer.Option(help="Name shown to clients; default: the directory's.")] = "",
     tenant: Annotated[str, typer.Option(help="The tenant made on the first run.")] = "demo",
     startup_timeout: Annotated[float, typer.Option(min=1, help="Seconds until both must serve.")] = 180.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds for running requests when stopping.")] = 20.0,
@@ -43,7 +44,14 @@ def up(
     """
     output = Output(as_json=as_json)
     plan = StackPlan(
-        model_dir.resolve(), data_dir.resolve(), inference_port, manager_port, device, dtype, tenant
+        model_dir.resolve(),
+        data_dir.resolve(),
+        inference_port,
+        manager_port,
+        device,
+        dtype,
+        model_name,
+        tenant,
     )
     stop = threading.Event()
     stack = LocalStack(plan)
