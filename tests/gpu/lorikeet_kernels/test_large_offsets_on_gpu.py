@@ -1,4 +1,4 @@
-"""Offsets beyond 2^31 elements: outputs, inputs and weight stacks (B14)."""
+"""Offsets beyond 2^31 elements: outputs, inputs and weight stacks."""
 
 import pytest
 import torch

@@ -96,7 +96,7 @@ def test_matches_reference(
 @pytest.mark.parametrize("rank", [1, 2, 4, 7, 8, 12, 16, 24, 33, 48, 64, 100, 128, 256])
 @pytest.mark.parametrize("num_tokens", [5, 200])
 def test_any_rank(rank: int, num_tokens: int) -> None:
-    """Ranks that are no power of two, small ranks beside the maximum, and the maximum itself (B31)."""
+    """Ranks that are no power of two, small ranks beside the maximum, and the maximum itself."""
     tables = _tables(96, 40, 2, torch.bfloat16, (rank, 3))
     slots = (torch.arange(num_tokens) % 3 - 1).to(torch.int32)
     ids = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(num_tokens)]).to(torch.int32)
@@ -117,7 +117,7 @@ def test_any_rank(rank: int, num_tokens: int) -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 200])
 def test_identical_runs_are_bit_identical(num_tokens: int) -> None:
-    """One token, a long input, rank 32, many launches: the same bits every time (B15)."""
+    """One token, a long input, rank 32, many launches: the same bits every time."""
     tables = _to_gpu(_tables(7168, 96, 1, torch.bfloat16, (32,)))
     slots = torch.zeros(num_tokens, dtype=torch.int32, device=GPU)
     ids = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(num_tokens)]).to(torch.int32).to(GPU)
@@ -133,7 +133,7 @@ def test_identical_runs_are_bit_identical(num_tokens: int) -> None:
 
 
 def test_one_graph_serves_any_mix_of_adapters() -> None:
-    """A graph captured with one adapter is replayed with several, with base rows, with one (B08, B28)."""
+    """A graph captured with one adapter is replayed with several, with base rows, with one."""
     num_tokens, ranks = 8, (8, 16, 7, 33)
     tables = _tables(96, 64, 1, torch.bfloat16, ranks)
     on_gpu, workspace = _to_gpu(tables), LoraWorkspace(GPU)

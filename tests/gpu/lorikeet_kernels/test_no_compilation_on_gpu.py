@@ -1,4 +1,4 @@
-"""Nothing compiles after warm-up, whatever the batch (B17)."""
+"""Nothing compiles after warm-up, whatever the batch."""
 
 import time
 

@@ -81,7 +81,7 @@ def test_matches_float64_loop(
 
 @pytest.mark.parametrize("rank", [1, 2, 4, 7, 8, 12, 16, 24, 33, 48, 64, 100, 256])
 def test_any_rank(rank: int) -> None:
-    """Ranks that are no power of two, or below the payload's padding, or the maximum, are exact (B31)."""
+    """Ranks that are no power of two, or below the payload's padding, or the maximum, are exact."""
     tables = _tables(torch.float32, 2, (rank, 3))
     x, _, ids, _, out, _ = _problem(7, torch.float32)
     out.zero_()
@@ -104,7 +104,7 @@ def test_any_rank(rank: int) -> None:
 
 
 def test_base_rows_keep_their_bits_beside_adapters() -> None:
-    """One slot, one adapter request and one base request together, base first and last (B28)."""
+    """One slot, one adapter request and one base request together, base first and last."""
     tables = _tables(torch.float32, 1, (8,))
     for token_slot in ([-1, 0], [0, -1], [-1, 0, -1, 0]):
         slots = torch.tensor(token_slot, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Field reports B22, B23, B24, B31, B47 and B52 at the level of weights: scales, names, ranks, dtypes."""
+"""Faults other servers had, at the level of weights: scales, names, ranks, dtypes."""
 
 import json
 import math

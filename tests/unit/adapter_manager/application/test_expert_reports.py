@@ -1,4 +1,4 @@
-"""Field reports B01, B02, B05 and B38 at the level of weights: columns, sides, names and rows of experts."""
+"""Faults other servers had, at the level of weights: columns, sides, names and rows of experts."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def assert_deltas(
 
 
 def watermark(num_experts: int = 8, hidden: int = 64, rank: int = 2) -> Weights:
-    """B01's rig: expert e writes row 40 + e and no other."""
+    """Expert e writes row 40 + e and no other."""
     a = torch.ones(num_experts, rank, 16)
     b = torch.zeros(num_experts, hidden, rank)
     for expert in range(num_experts):

@@ -24,7 +24,7 @@ def test_minimal_config_is_enough() -> None:
 
 @pytest.mark.parametrize(("rank", "alpha", "scale"), [(16, 16, 4.0), (3, 6, 3.4641016151377544)])
 def test_rslora_divides_by_the_root_of_the_modules_rank(rank: int, alpha: float, scale: float) -> None:
-    """B22: alpha / sqrt(r), not alpha / r."""
+    """The scale is alpha / sqrt(r), not alpha / r."""
     assert parse(use_rslora=True).scale(rank, alpha) == pytest.approx(scale, abs=1e-12)
 
 
@@ -62,7 +62,7 @@ def test_rslora_divides_by_the_root_of_the_modules_rank(rank: int, alpha: float,
     ],
 )
 def test_impossible_value_is_refused_by_field(field: str, value: object) -> None:
-    """B23 among them: a file without lora_alpha has no certain scale."""
+    """A file without lora_alpha has no certain scale."""
     with pytest.raises(InvalidAdapterError) as caught:
         parse(**{field: value})
     assert caught.value.reason == "INVALID_ADAPTER"
@@ -103,7 +103,7 @@ def test_impossible_value_is_refused_by_field(field: str, value: object) -> None
     ],
 )
 def test_what_plain_lora_does_not_compute_is_refused_by_name(field: str, value: object) -> None:
-    """B24 and its kind: a flag that is true without its tensors, and every field that is not known."""
+    """A flag that is true without its tensors, and every field that is not known."""
     with pytest.raises(UnsupportedAdapterError) as caught:
         parse(**{field: value})
     assert field in caught.value.message
