@@ -4,6 +4,7 @@ import json
 import random
 import struct
 import time
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +58,20 @@ def mutate(rng: random.Random, value: Any) -> None:
             del value[key]
         elif chance < 0.3:
             old, new = rng.choice(RENAMES)
-            value[key.replace(old, new) or "x"] = value[key] if rng.random() < 0.5 else value.pop(key)
+            value[key.replace(old, new) or "x"] = (
+                deepcopy(value[key]) if rng.random() < 0.5 else value.pop(key)
+            )
         elif isinstance(value[key], dict | list) and value[key] and rng.random() < 0.7:
             mutate(rng, value[key])
         else:
-            value[key] = rng.choice(VALUES)
+            value[key] = deepcopy(rng.choice(VALUES))  # a shared list could come to hold itself
     elif isinstance(value, list) and value:
         index = rng.randrange(len(value))
         item = value[index]
         if type(item) is int and rng.random() < 0.8:
             value[index] = rng.choice([item + 1, item - 1, item * 2, 0, -1, 1 << 63, item // 2])
         else:
-            value[index] = rng.choice(VALUES)
+            value[index] = deepcopy(rng.choice(VALUES))
 
 
 def damaged(rng: random.Random, source: Path) -> tuple[bytes, bytes]:
