@@ -23,7 +23,7 @@ from lorikeet_client.generation import (
     TokenLogprob,
     Usage,
 )
-from lorikeet_client.keywords import refuse_unknown
+from lorikeet_client.keywords import refuse_unknown, texts
 from lorikeet_client.model import EngineStatus, Limits, Model
 from lorikeet_rpc.schema_message import schema_from_message
 
@@ -78,7 +78,7 @@ def sampling_params(params: SamplingParams) -> pb.SamplingParams:
         seed=params.seed,
         max_tokens=params.max_tokens,
         ignore_eos=params.ignore_eos,
-        stop_strings=params.stop_strings,
+        stop_strings=texts(params.stop_strings, "stop_strings"),
         stop_token_ids=params.stop_token_ids,
         include_stop_string=params.include_stop_string,
         logprobs=params.logprobs,

@@ -1,6 +1,6 @@
-"""Keyword options given as TypedDicts: the type checker knows them, and so must the running program."""
+"""What the type checker knows of options and the running program must know, too."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 def refuse_unknown(given: Mapping[str, object], known: type) -> None:
@@ -11,3 +11,10 @@ def refuse_unknown(given: Mapping[str, object], known: type) -> None:
     if unknown := sorted(given.keys() - known.__annotations__.keys()):
         names = ", ".join(sorted(known.__annotations__))
         raise TypeError(f"unknown option {unknown[0]!r}; there are: {names}")
+
+
+def texts(values: Iterable[str], name: str) -> tuple[str, ...]:
+    """`values` as a tuple; raise TypeError for one text, which Python would take letter by letter."""
+    if isinstance(values, str):
+        raise TypeError(f"{name} is a list of texts: write [{values!r}]")
+    return tuple(values)

@@ -13,7 +13,7 @@ from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_client.adapters import UploadOptions, UploadProgress
 from lorikeet_client.enums import to_number
 from lorikeet_client.errors import UploadRefusedError
-from lorikeet_client.keywords import refuse_unknown
+from lorikeet_client.keywords import refuse_unknown, texts
 from lorikeet_contract.adapter_files import InvalidFileError, check_file_set, is_adapter_file
 
 CHUNK_BYTES = 1 << 20
@@ -67,7 +67,7 @@ def plan_upload(directory: Path | str, name: str, **options: Unpack[UploadOption
     files = tuple(_read(path) for path in _adapter_files(Path(directory)))
     header = pb.UploadHeader(
         adapter=name,
-        aliases=options.get("aliases", ()),
+        aliases=texts(options.get("aliases", ()), "aliases"),
         validate_only=options.get("validate_only", False),
         files=[
             pb.FileHeader(name=file.path.name, size_bytes=file.size_bytes, sha256=file.sha256)
