@@ -1,8 +1,9 @@
 """All nodes together: load, unload and placement as callers ask for them."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from adapter_manager.application.adapters import AdapterDirectory
 from adapter_manager.application.mirror import RegistryMirror
@@ -50,12 +51,7 @@ class Fleet:
         Bounded: a slow node must not hold up a write that is durable already.
         """
         generation = self._mirror.view.generation
-        work = [asyncio.create_task(agent.synced(generation)) for agent in self.connected]
-        if work:
-            _, late = await asyncio.wait(work, timeout=_CATCH_UP_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+        await self._on_each(lambda agent: agent.synced(generation), _CATCH_UP_S)
 
     async def forget(self, digests: Sequence[str], timeout_s: float) -> None:
         """Take what was just deleted off the connected nodes; what fails here is reconciled later."""
@@ -68,7 +64,11 @@ class Fleet:
                 if digest not in kept and digest in agent.work.held:
                     await agent.work.unload(digest, keep_on_disk=False, timeout_s=timeout_s)
 
-        work = [asyncio.create_task(off(agent)) for agent in self.connected]
+        await self._on_each(off, timeout_s)
+
+    async def _on_each(self, act: Callable[[NodeAgent], Coroutine[Any, Any, None]], timeout_s: float) -> None:
+        """Do one thing on all connected nodes at once; what is late is given up, failures are not raised."""
+        work = [asyncio.create_task(act(agent)) for agent in self.connected]
         if work:
             _, late = await asyncio.wait(work, timeout=timeout_s)
             for task in late:
