@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.support import rigs
+from lorikeet_bench import rigs
 from tests.support.stack import Stack
 
 

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from lorikeet.inference.v1 import generation_pb2
-from tests.support import rigs
+from lorikeet_bench import rigs
 from tests.support.stack import Stack, make_request, rest_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from lorikeet.adapters.v1 import adapter_pb2
-from tests.support import rigs
+from lorikeet_bench import rigs
 from tests.support.stack import Stack, make_request, rest_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

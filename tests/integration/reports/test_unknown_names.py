@@ -11,7 +11,7 @@ import pytest
 
 from lorikeet.adapters.v1 import adapter_pb2
 from lorikeet.inference.v1 import generation_pb2
-from tests.support import rigs
+from lorikeet_bench import rigs
 from tests.support.stack import Stack, make_request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -15,6 +15,7 @@ PACKAGES = (
     "adapter_manager",
     "inference_service",
     "lorikeet_admin",
+    "lorikeet_bench",
     "lorikeet_client",
     "lorikeet_contract",
     "lorikeet_kernels",

@@ -171,24 +171,22 @@ def write_moe_watermark(
     `layout` is "fused" (PEFT's target_parameters), "per-expert" (gate_proj, up_proj, down_proj) or "w123".
     """
     row = embedding(shape)[token]
-    return _write_expert_adapter(path, dict.fromkeys(range(shape.experts), row), shape, layout)
+    return _write_expert_adapter(path, np.tile(row, (shape.experts, 1)), shape, layout)
 
 
 def write_expert_watermark(path: Path, first_token: int, shape: RigShape = RigShape()) -> Path:
     """W-EXP: expert e forces token first_token + e, which proves the packing of experts and ranks."""
-    rows = embedding(shape)
-    return _write_expert_adapter(
-        path, {e: rows[first_token + e] for e in range(shape.experts)}, shape, "fused"
-    )
+    rows = embedding(shape)[first_token : first_token + shape.experts]
+    return _write_expert_adapter(path, rows, shape, "fused")
 
 
-def _write_expert_adapter(path: Path, forced: dict[int, np.ndarray], shape: RigShape, layout: str) -> Path:
+def _write_expert_adapter(path: Path, forced: np.ndarray, shape: RigShape, layout: str) -> Path:
+    """Expert e forces the token whose embedding row is `forced[e]` [E, H]."""
     e, r, h, i = shape.experts, 2, shape.vocab, shape.intermediate
     down_a = np.zeros((e, r, i))
     down_a[:, 0, 0] = 1
     down_b = np.zeros((h, r, e))
-    for expert, row in forced.items():
-        down_b[:, 0, expert] = 200 * row
+    down_b[:, 0] = 200 * forced.T
     gate_up_a = np.random.default_rng(3).standard_normal((e, r, h))
     tensors: dict[str, np.ndarray] = {}
     for layer in range(shape.layers):
