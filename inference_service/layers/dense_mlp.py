@@ -4,7 +4,7 @@ import torch
 
 from inference_service.layers.batch import LoraBatch
 from inference_service.layers.linear import Linear
-from lorikeet_kernels.silu_mul import silu_mul
+from lorikeet_kernels.gated_activation import gated_activation
 
 
 class DenseMlp:
@@ -16,4 +16,4 @@ class DenseMlp:
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """[T, H] to [T, H]."""
-        return self.down(silu_mul(self.gate_up(x, lora)), lora)
+        return self.down(gated_activation(self.gate_up(x, lora)), lora)

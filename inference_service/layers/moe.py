@@ -7,12 +7,12 @@ import torch
 
 from inference_service.layers.batch import LoraBatch
 from inference_service.layers.linear import Linear
-from lorikeet_kernels.expert_linear import expert_linear
+from lorikeet_kernels.expert_linear import ExpertWeight, expert_linear
+from lorikeet_kernels.gated_activation import GatedActivation, gated_activation
 from lorikeet_kernels.moe_groups import make_moe_groups
 from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.moe_sum import moe_sum
 from lorikeet_kernels.row_order import RowOrder
-from lorikeet_kernels.silu_mul import silu_mul
 
 Routing = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Logits [T, E] to topk_weights [T, K] float32 and topk_ids [T, K] int32."""
@@ -26,15 +26,24 @@ class ExpertSites:
     down: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertLinear:
+    """One projection of all experts: weight [E, out, in], maybe packed, and maybe a bias [E, out]."""
+
+    weight: ExpertWeight
+    bias: torch.Tensor | None = None
+
+
 class Experts:
-    """gate_up [E, 2I, H] in `row_order`, down [E, H, I]."""
+    """gate_up [E, 2I, H] in `row_order`, the activation between, down [E, H, I]."""
 
     def __init__(
         self,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: ExpertLinear,
+        down: ExpertLinear,
         sites: ExpertSites,
         row_order: RowOrder,
+        activation: GatedActivation,
         *,
         batch_invariant: bool = False,
     ) -> None:
@@ -42,6 +51,7 @@ class Experts:
         self.down = down
         self.sites = sites
         self.row_order: RowOrder = row_order
+        self.activation = activation
         self.batch_invariant = batch_invariant
 
     def __call__(
@@ -49,26 +59,34 @@ class Experts:
     ) -> torch.Tensor:
         """[T, H] to [T, H]: each token through its own experts, weighted and summed."""
         segments, tables = lora.segments, lora.tables
-        num_experts, num_rows, hidden = self.gate_up.shape
+        num_experts, num_rows, hidden = self.gate_up.weight.shape
         groups = make_moe_groups(topk_ids, segments, num_experts)
         gate_up = x.new_empty((*topk_ids.shape, num_rows))
-        expert_linear(x, self.gate_up, groups, gate_up, batch_invariant=self.batch_invariant)
+        expert_linear(
+            x,
+            self.gate_up.weight,
+            groups,
+            gate_up,
+            bias=self.gate_up.bias,
+            batch_invariant=self.batch_invariant,
+        )
         if lora.is_active:
             moe_lora_gate_up(
                 gate_up, x, topk_ids, groups, segments, tables, self.sites.gate_up, self.row_order
             )
-        activation = silu_mul(gate_up, interleaved=self.row_order == "interleaved")
+        activated = gated_activation(gate_up, self.activation, row_order=self.row_order)
         down = x.new_empty((*topk_ids.shape, hidden))
         expert_linear(
-            activation,
-            self.down,
+            activated,
+            self.down.weight,
             groups,
             down,
+            bias=self.down.bias,
             topk_weights=topk_weights,
             batch_invariant=self.batch_invariant,
         )
         if lora.is_active:
-            moe_lora_down(down, activation, topk_ids, topk_weights, groups, segments, tables, self.sites.down)
+            moe_lora_down(down, activated, topk_ids, topk_weights, groups, segments, tables, self.sites.down)
         return moe_sum(down)
 
 

@@ -10,7 +10,7 @@ from inference_service.layers.decoder import Decoder, DecoderLayer
 from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.embedding import Embedding
 from inference_service.layers.linear import Linear, LinearSites
-from inference_service.layers.moe import Experts, ExpertSites, Moe
+from inference_service.layers.moe import ExpertLinear, Experts, ExpertSites, Moe
 from inference_service.layers.norm import RmsNorm
 from inference_service.layers.rope import RopeParameters, rope_table
 from inference_service.models.checkpoint import WeightSource
@@ -125,7 +125,14 @@ class ModelBuilder:
             ):
                 self._source.read_into(destination, f"{module.path.format(expert=expert)}.weight")
         sites = ExpertSites(self._site_indices[f"{name}.gate_up"], self._site_indices[f"{name}.down"])
-        return Experts(gate_up, down, sites, row_order, batch_invariant=self._batch_invariant)
+        return Experts(
+            ExpertLinear(gate_up),
+            ExpertLinear(down),
+            sites,
+            row_order,
+            spec.activation,
+            batch_invariant=self._batch_invariant,
+        )
 
     def _linear(self, name: str, spec: LinearSpec) -> Linear:
         modules = [module for site in spec.sites for module in site.modules]

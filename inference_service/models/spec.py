@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from inference_service.layers.rope import RopeParameters
 from lorikeet_contract.schema import RowOrder
+from lorikeet_kernels.gated_activation import SILU, GatedActivation
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class ExpertsSpec:
     gate_up_parameter: str
     down_parameter: str
     row_order: RowOrder = RowOrder.CONCATENATED
+    activation: GatedActivation = SILU
 
 
 @dataclass(frozen=True, slots=True)

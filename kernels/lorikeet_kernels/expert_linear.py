@@ -3,9 +3,10 @@
     y[t, k] = W[expert] x + bias[expert], times topk_weights[t, k] where given;   expert = topk_ids[t, k]
 
 Shapes: x [T, in] (gate_up: a token's experts share its row) or [T, K, in] (down); weight [E, out, in]; bias
-[E, out]; topk_weights [T, K] float32; out [T, K, out], contiguous. Accumulates in float32, rounds once to
-out's dtype. A pair's result depends on neither the pairs beside it nor their number: an adapter that reroutes
-its own tokens leaves everybody else's bits alone.
+[E, out]; topk_weights [T, K] float32; out [T, K, out], contiguous. The weight may be an Mxfp4Weight, whose
+values are unpacked exactly. Accumulates in float32, rounds once to out's dtype. A pair's result depends on
+neither the pairs beside it nor their number: an adapter that reroutes its own tokens leaves everybody else's
+bits alone.
 """
 
 from itertools import pairwise
@@ -14,13 +15,17 @@ import torch
 from torch.nn import functional as F
 
 from lorikeet_kernels.moe_groups import MoeGroups
+from lorikeet_kernels.mxfp4 import Mxfp4Weight, dequantize_mxfp4_expert
+
+ExpertWeight = torch.Tensor | Mxfp4Weight
+"""[E, out, in], in the compute dtype or packed."""
 
 _TILES = (4, 16, 64)
 
 
 def expert_linear_reference(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: ExpertWeight,
     groups: MoeGroups,
     out: torch.Tensor,
     *,
@@ -42,14 +47,23 @@ def expert_linear_reference(
         x.index_select(0, source // groups.top_k) if x.dim() == 2 else x.flatten(0, 1).index_select(0, source)
     )
     parts: list[torch.Tensor] = []
+    matrix, held = torch.empty(0), -1
     tiles = rows.float().view(len(tile_experts), tile, -1).unbind()
     for expert, part in zip(tile_experts, tiles, strict=True):
-        parts.append(F.linear(part, weight[expert].float(), None if bias is None else bias[expert].float()))
+        if expert != held:  # an expert's tiles follow one another
+            matrix, held = _matrix(weight, expert), expert
+        parts.append(F.linear(part, matrix, None if bias is None else bias[expert].float()))
     result = torch.cat(parts).index_select(0, place)
     if topk_weights is not None:
         result *= topk_weights.flatten().index_select(0, order).unsqueeze(1)
     out.flatten(0, 1).index_copy_(0, order, result.to(out.dtype))
     return out
+
+
+def _matrix(weight: ExpertWeight, expert: int) -> torch.Tensor:
+    if isinstance(weight, Mxfp4Weight):
+        return dequantize_mxfp4_expert(weight, expert, torch.float32)
+    return weight[expert].float()
 
 
 def _tile_rows(num_pairs: int, num_experts: int) -> int:
@@ -70,7 +84,7 @@ def _layout(bounds: list[int], tile: int) -> tuple[list[int], list[int]]:
 
 def expert_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: ExpertWeight,
     groups: MoeGroups,
     out: torch.Tensor,
     *,

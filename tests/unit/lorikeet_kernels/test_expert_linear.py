@@ -1,15 +1,18 @@
 """Dense and grouped projections, their row independence, activation and sum."""
 
+import math
+
 import pytest
 import torch
 
 from lorikeet_kernels.embedding import embedding
 from lorikeet_kernels.expert_linear import expert_linear
+from lorikeet_kernels.gated_activation import GatedActivation, gated_activation
 from lorikeet_kernels.linear import linear
 from lorikeet_kernels.lora_segments import make_lora_segments
 from lorikeet_kernels.moe_groups import MoeGroups, make_moe_groups
 from lorikeet_kernels.moe_sum import moe_sum
-from lorikeet_kernels.silu_mul import silu_mul
+from lorikeet_kernels.row_order import RowOrder
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 DTYPES = list(TOLERANCE)
@@ -98,18 +101,35 @@ def test_linear_with_bias(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_silu_mul(interleaved: bool, dtype: torch.dtype) -> None:
-    """Both row orders."""
-    gate, up = torch.randn(3, 2, 7).to(dtype), torch.randn(3, 2, 7).to(dtype)
-    fused = torch.stack((gate, up), dim=-1).flatten(-2) if interleaved else torch.cat((gate, up), dim=-1)
-    expected = gate.double() / (1 + torch.exp(-gate.double())) * up
-    assert torch.allclose(
-        silu_mul(fused, interleaved=interleaved).double(),
-        expected,
-        atol=TOLERANCE[dtype],
-        rtol=TOLERANCE[dtype],
+@pytest.mark.parametrize("row_order", ["concatenated", "interleaved"])
+@pytest.mark.parametrize(
+    ("alpha", "limit", "up_offset"), [(1.0, None, 0.0), (1.702, 7.0, 1.0), (0.5, 2.0, -0.25)]
+)
+def test_gated_activation(
+    alpha: float, limit: float | None, up_offset: float, row_order: RowOrder, dtype: torch.dtype
+) -> None:
+    """Both row orders; element by element in Python's floats, the gate clamped above only."""
+    gate, up = (5 * torch.randn(3, 2, 7)).to(dtype), (5 * torch.randn(3, 2, 7)).to(dtype)
+    fused = (
+        torch.stack((gate, up), dim=-1).flatten(-2)
+        if row_order == "interleaved"
+        else torch.cat((gate, up), dim=-1)
     )
+    got = gated_activation(fused, GatedActivation(alpha, limit, up_offset), row_order=row_order)
+    assert got.dtype == dtype
+    for g, u, y in zip(gate.flatten().tolist(), up.flatten().tolist(), got.flatten().tolist(), strict=True):
+        bound = math.inf if limit is None else limit
+        h = min(g, bound)
+        expected = h / (1 + math.exp(-alpha * h)) * (max(-bound, min(u, bound)) + up_offset)
+        assert y == pytest.approx(expected, abs=TOLERANCE[dtype], rel=TOLERANCE[dtype])
+
+
+def test_gated_activation_keeps_what_is_not_a_number() -> None:
+    """A clamp must not turn a broken row into a plausible one."""
+    for place in range(2):
+        fused = torch.ones(2)
+        fused[place] = math.nan
+        assert gated_activation(fused, GatedActivation(1.702, 7.0, 1.0)).isnan().all()
 
 
 def test_moe_sum_rounds_once() -> None:
@@ -137,6 +157,6 @@ def test_misfits_are_refused() -> None:
     with pytest.raises(ValueError, match="does not fit x"):
         linear(torch.ones(2, 4), torch.ones(3, 5))
     with pytest.raises(ValueError, match="odd"):
-        silu_mul(torch.ones(2, 5))
+        gated_activation(torch.ones(2, 5))
     with pytest.raises(ValueError, match=r"\[T, K, H\]"):
         moe_sum(torch.ones(2, 5))

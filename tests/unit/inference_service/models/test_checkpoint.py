@@ -24,9 +24,9 @@ def test_fused_parameters_hold_the_checkpoints_rows(tmp_path: Path) -> None:
     layer = load(write_model(tmp_path, weights)).decoder.layers[1]
     experts = layer.mlp.experts  # pyright: ignore[reportAttributeAccessIssue]
     prefix = "model.layers.1.mlp.experts.3"
-    np.testing.assert_array_equal(experts.gate_up[3, :16], weights[f"{prefix}.gate_proj.weight"])
-    np.testing.assert_array_equal(experts.gate_up[3, 16:], weights[f"{prefix}.up_proj.weight"])
-    np.testing.assert_array_equal(experts.down[3], weights[f"{prefix}.down_proj.weight"])
+    np.testing.assert_array_equal(experts.gate_up.weight[3, :16], weights[f"{prefix}.gate_proj.weight"])
+    np.testing.assert_array_equal(experts.gate_up.weight[3, 16:], weights[f"{prefix}.up_proj.weight"])
+    np.testing.assert_array_equal(experts.down.weight[3], weights[f"{prefix}.down_proj.weight"])
     fused = [weights[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkv"]
     np.testing.assert_array_equal(layer.attention.qkv.weight, np.concatenate(fused))
 
