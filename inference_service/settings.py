@@ -19,6 +19,9 @@ from lorikeet_rpc.service_settings import read_service_settings
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+# Longer than any step: on a CPU one of a large model takes minutes.
+_STALL_TIMEOUT_S = {"cuda": 60.0, "cpu": 600.0}
+
 
 class Settings(BaseSettings):
     """Serves a model and its LoRA adapters over gRPC. Each flag is also a variable INFERENCE_<FLAG>."""
@@ -85,6 +88,10 @@ class Settings(BaseSettings):
     max_adapter_wait_s: Seconds = Field(120.0, description="Longest wait of a request for its adapter.")
     slot_patience_s: Seconds = Field(0.5, description="Wait after which a busy slot is freed for others.")
     start_timeout_s: Seconds = Field(600.0, description="Longest time to load the model.")
+    stall_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="A silent engine is killed and restarted after this. Default: 60 on a GPU, 600 on a CPU.",
+    )
 
     @model_validator(mode="after")
     def _belong_together(self) -> "Settings":
@@ -107,10 +114,11 @@ class Settings(BaseSettings):
 
     def engine_config(self) -> EngineConfig:
         """The engine process's own settings."""
+        device = _device() if self.device == "auto" else self.device
         return EngineConfig(
             model_dir=str(self.model_dir.absolute()),
             model_name=self.model_name,
-            device=_device() if self.device == "auto" else self.device,
+            device=device,
             dtype=self.dtype,
             load_format=self.load_format,
             block_tokens=self.block_tokens,
@@ -135,6 +143,7 @@ class Settings(BaseSettings):
             max_adapter_wait_s=self.max_adapter_wait_s,
             slot_patience_s=self.slot_patience_s,
             start_timeout_s=self.start_timeout_s,
+            stall_timeout_s=self.stall_timeout_s or _STALL_TIMEOUT_S[device],
             log_json=self.log_format == "json",
             log_level=self.log_level,
         )

@@ -7,7 +7,7 @@ ServiceError (lorikeet_contract)
 ├── PermissionDeniedError    PERMISSION_DENIED    PERMISSION_DENIED
 ├── AdapterNotFoundError     NOT_FOUND            ADAPTER_NOT_FOUND
 ├── AdapterUnavailableError  FAILED_PRECONDITION  ADAPTER_UNAVAILABLE    its load failed for good; says why
-├── AdapterTooLargeError     RESOURCE_EXHAUSTED   ADAPTER_TOO_LARGE      can never fit this node
+├── AdapterTooLargeError     FAILED_PRECONDITION  ADAPTER_TOO_LARGE      can never fit this node
 ├── QueueFullError           RESOURCE_EXHAUSTED   QUEUE_FULL             with retry_after_s
 ├── SlowClientError          RESOURCE_EXHAUSTED   SLOW_CLIENT
 ├── DuplicateRequestError    ALREADY_EXISTS       DUPLICATE_REQUEST
@@ -19,6 +19,7 @@ ServiceError (lorikeet_contract)
 ├── StaleGenerationError     FAILED_PRECONDITION  STALE_GENERATION
 ├── PayloadError             FAILED_PRECONDITION  ADAPTER_PAYLOAD        cut short or not what its digest says
 │   └── PayloadMissingError                       ADAPTER_PAYLOAD_MISSING  not here, and no store has it
+├── DiskCacheError           RESOURCE_EXHAUSTED   DISK_CACHE             the node's disk takes no payload
 └── CapacityError            RESOURCE_EXHAUSTED   NO_CAPACITY            no room now; for residency alone
 """
 
@@ -68,9 +69,9 @@ class AdapterUnavailableError(ServiceError):
 
 
 class AdapterTooLargeError(ServiceError):
-    """The adapter can never fit into this node's arena or host pool."""
+    """The adapter can never fit this node: its bytes, or the rank that it has. Trying again is in vain."""
 
-    code = StatusCode.RESOURCE_EXHAUSTED
+    code = StatusCode.FAILED_PRECONDITION
     reason = "ADAPTER_TOO_LARGE"
 
 
@@ -148,6 +149,13 @@ class PayloadMissingError(PayloadError):
     """A revision is neither in the disk cache nor in a store that this node can read."""
 
     reason = "ADAPTER_PAYLOAD_MISSING"
+
+
+class DiskCacheError(ServiceError):
+    """The disk cache could not be written: its disk is full, read-only or broken."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = "DISK_CACHE"
 
 
 class CapacityError(ServiceError):

@@ -16,6 +16,8 @@ class EngineConfig:
     An adapter wait ends in failure after `max_adapter_wait_s`. Once it is longer than `slot_patience_s` with
     every slot busy, the slot that was activated first takes no new requests, so that it falls idle.
     A failed load is tried again at the earliest after `load_retry_s`, doubled with each failure in a row.
+    A process that says nothing for `stall_timeout_s`, though asked, is killed and started again: longer than
+    any step takes.
     """
 
     model_dir: str
@@ -46,6 +48,7 @@ class EngineConfig:
     slot_patience_s: float = 0.5
     load_retry_s: float = 5.0
     start_timeout_s: float = 600.0
+    stall_timeout_s: float = 600.0
     log_json: bool = False
     log_level: str = "info"
     backend_factory: str = DEFAULT_BACKEND_FACTORY
