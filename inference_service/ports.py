@@ -5,6 +5,7 @@ from typing import Protocol
 
 from inference_service.domain.adapter import AdapterDemand, AdapterStanding, DesiredAdapter, ResidentAdapter
 from inference_service.domain.engine import EngineInfo, EngineStatus, ModelFacts
+from inference_service.domain.engine_report import EngineReport
 from inference_service.domain.request import EngineRequest, RequestOutput
 from inference_service.domain.step import ModelRunnerOutput, SchedulerOutput
 from inference_service.domain.tenant import TenantShare
@@ -140,6 +141,7 @@ class Engine(Protocol):
 
     info: EngineInfo
     instance_id: str
+    num_restarts: int
 
     @property
     def is_alive(self) -> bool:
@@ -160,6 +162,10 @@ class Engine(Protocol):
 
     async def status(self) -> EngineStatus:
         """Counters as of the engine's last step."""
+        ...
+
+    async def report(self) -> EngineReport:
+        """What metrics show, as of the engine's last step; all zero while the engine is being restarted."""
         ...
 
     async def set_desired(self, desired: Sequence[DesiredAdapter], store_url: str) -> None:

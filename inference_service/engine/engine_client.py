@@ -12,6 +12,7 @@ import structlog
 
 from inference_service.domain.adapter import AdapterDemand, DesiredAdapter, ResidentAdapter
 from inference_service.domain.engine import EngineInfo, EngineStatus
+from inference_service.domain.engine_report import EngineReport
 from inference_service.domain.errors import DrainingError, DuplicateRequestError, EngineDeadError
 from inference_service.domain.request import EngineRequest, FinishReason, RequestOutput
 from inference_service.domain.tenant import TenantShare
@@ -22,6 +23,7 @@ from inference_service.engine.messages import (
     AddRequest,
     CallFailure,
     FromEngine,
+    GetReport,
     GetStatus,
     ListResident,
     LoadAdapter,
@@ -59,6 +61,7 @@ class EngineClient:
         assert process.info is not None
         self.info: EngineInfo = process.info
         self.instance_id: str = process.instance_id
+        self.num_restarts = 0
         self._config = config
         self._process: EngineProcess | None = process
         self._numbers = itertools.count(1)
@@ -119,6 +122,12 @@ class EngineClient:
         if self._process is None:
             return EngineStatus()
         return (await self._call(GetStatus)).status or EngineStatus()
+
+    async def report(self) -> EngineReport:
+        """What metrics show; see `ports.Engine`."""
+        if self._process is None:
+            return EngineReport()
+        return (await self._call(GetReport)).report or EngineReport()
 
     async def set_desired(self, desired: Sequence[DesiredAdapter], store_url: str) -> None:
         """Replace the desired set; a restarted engine gets it again."""
@@ -270,6 +279,7 @@ class EngineClient:
         if self._desired is not None:
             process.send(SetDesired(0, *self._desired))
         self.info, self.instance_id, self._process = process.info, process.instance_id, process
+        self.num_restarts += 1
         log.info("engine.restarted", instance_id=self.instance_id)
 
     def _route(self, message: FromEngine) -> None:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 import structlog
 
 from inference_service.domain.adapter import ResidentAdapter
+from inference_service.domain.durations import Durations
 from inference_service.domain.engine import EngineStatus
+from inference_service.domain.engine_report import EngineReport
 from inference_service.engine.channel import EngineSide
 from inference_service.engine.failures import to_failure
 from inference_service.engine.messages import (
     AbortRequest,
     AddRequest,
+    GetReport,
     GetStatus,
     ListResident,
     LoadAdapter,
@@ -64,6 +67,7 @@ class EngineLoop:
         self._lifeline_fd = lifeline_fd
         self._clock = clock
         self._is_ending = False
+        self._step_durations = Durations()
 
     def run(self) -> None:
         """Turn until told to end."""
@@ -74,10 +78,13 @@ class EngineLoop:
         for message in self._side.receive():
             self._handle(message)
         self._residency.poll(self._clock())
-        step = self._scheduler.schedule(self._clock())
+        begun_s = self._clock()
+        step = self._scheduler.schedule(begun_s)
         if step.scheduled:
             result = self._backend.runner.execute(step)
-            self._scheduler.update(result, self._clock())
+            ended_s = self._clock()
+            self._scheduler.update(result, ended_s)
+            self._step_durations.add(ended_s - begun_s)
         self._send_news()
         if not step.scheduled and not self._is_ending:
             self._sleep()
@@ -119,6 +126,8 @@ class EngineLoop:
                 )
             case GetStatus(call_id):
                 self._side.send(Reply(call_id, status=self._status()))
+            case GetReport(call_id):
+                self._side.send(Reply(call_id, report=self._report()))
             case ListResident(call_id):
                 self._side.send(Reply(call_id, adapters=tuple(self._residency.resident())))
             case Shutdown():
@@ -136,6 +145,15 @@ class EngineLoop:
         changed, demands = self._residency.take_changed(), self._residency.take_demands()
         if changed or demands:
             self._side.send(ResidencyNews(tuple(changed), tuple(demands)))
+
+    def _report(self) -> EngineReport:
+        return EngineReport(
+            status=self._status(),
+            step_durations=self._step_durations.counts(),
+            use=self._scheduler.adapter_use(),
+            residency=self._residency.counts(),
+            prefix_query_tokens=self._scheduler.stats().prefix_query_tokens,
+        )
 
     def _status(self) -> EngineStatus:
         scheduler, residency = self._scheduler.stats(), self._residency.stats()

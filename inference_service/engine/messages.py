@@ -7,6 +7,7 @@ import msgspec
 
 from inference_service.domain.adapter import AdapterDemand, DesiredAdapter, ResidentAdapter
 from inference_service.domain.engine import EngineInfo, EngineStatus
+from inference_service.domain.engine_report import EngineReport
 from inference_service.domain.request import EngineRequest, RequestOutput
 from inference_service.domain.tenant import TenantShare
 
@@ -59,6 +60,12 @@ class GetStatus(msgspec.Struct, frozen=True, tag=True):
     call_id: int
 
 
+class GetReport(msgspec.Struct, frozen=True, tag=True):
+    """Reply: EngineReport."""
+
+    call_id: int
+
+
 class ListResident(msgspec.Struct, frozen=True, tag=True):
     """Reply: tuple of ResidentAdapter."""
 
@@ -96,11 +103,12 @@ class CallFailure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to one call. `adapter`, `adapters`, `status` or `done` is set, as the call's class says."""
+    """The answer to one call; what the call's class promises is set."""
 
     call_id: int
     failure: CallFailure | None = None
     status: EngineStatus | None = None
+    report: EngineReport | None = None
     adapter: ResidentAdapter | None = None
     adapters: tuple[ResidentAdapter, ...] = ()
     done: bool = False
@@ -120,6 +128,7 @@ ToEngine = (
     | LoadAdapter
     | UnloadAdapter
     | GetStatus
+    | GetReport
     | ListResident
     | Shutdown
 )

@@ -61,6 +61,7 @@ class AdapterEntry:
     unloads: list[Callable[[bool], None]] = field(default_factory=list[Callable[[bool], None]])
     keep_on_disk: bool = True
     last_used_s: float = 0.0
+    copy_begun_s: float = 0.0
     activated_s: float = 0.0
     failure: ServiceError | None = None
     num_failures: int = 0

@@ -1,5 +1,6 @@
 """The way up from store or disk to host memory: blocking work on worker threads, room made on this one."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from inference_service.domain.adapter import AdapterDemand
+from inference_service.domain.engine_report import LoadStage
 from inference_service.domain.errors import (
     AdapterTooLargeError,
     CapacityError,
@@ -34,9 +36,16 @@ class _Fetched:
     manifest: Manifest
     path: str
     num_bytes: int
+    took_s: float
 
 
-_Job = Future[_Fetched] | Future[int] | Future[None]
+@dataclass(frozen=True, slots=True)
+class _Read:
+    num_bytes: int
+    took_s: float
+
+
+_Job = Future[_Fetched] | Future[_Read] | Future[None]
 
 
 class HostLoads:
@@ -125,13 +134,20 @@ class HostLoads:
         digest, store_path = entry.digest, entry.source.store_path
 
         def fetch() -> _Fetched:
+            begun_s = time.perf_counter()
             manifest, path = self._source.fetch(digest, store_path)
-            return _Fetched(manifest, path, self._pool.bytes_needed(manifest))
+            num_bytes = self._pool.bytes_needed(manifest)
+            return _Fetched(manifest, path, num_bytes, time.perf_counter() - begun_s)
 
         self._watch(entry, self._executor.submit(fetch))
 
     def _submit_read(self, entry: AdapterEntry, manifest: Manifest, path: str) -> None:
-        self._watch(entry, self._executor.submit(self._pool.read, manifest, path))
+        def read() -> _Read:
+            begun_s = time.perf_counter()
+            num_bytes = self._pool.read(manifest, path)
+            return _Read(num_bytes, time.perf_counter() - begun_s)
+
+        self._watch(entry, self._executor.submit(read))
 
     def _watch(self, entry: AdapterEntry, future: _Job) -> None:
         entry.is_loading = True
@@ -141,15 +157,17 @@ class HostLoads:
     def _take_fetched(self, entry: AdapterEntry, result: _Fetched, now_s: float) -> None:
         entry.num_bytes = result.num_bytes
         entry.on_disk = True
+        self._table.load_stats.took(LoadStage.FETCH, result.took_s)
         most = min(self._pool.total_bytes, self._arena_bytes)
         if result.num_bytes > most:
-            self._table.fail(entry, _too_large(entry, most), now_s)
+            self._table.fail(entry, LoadStage.FETCH, _too_large(entry, most), now_s)
             return
         entry.fetched = (result.manifest, result.path)
         self._table.changed(entry)
 
-    def _take_read(self, entry: AdapterEntry, num_bytes: int) -> None:
-        entry.num_bytes = num_bytes
+    def _take_read(self, entry: AdapterEntry, result: _Read) -> None:
+        entry.num_bytes = result.num_bytes
+        self._table.load_stats.took(LoadStage.READ, result.took_s)
         entry.has_host = True
         entry.fetched = None
         entry.failure = None
@@ -157,12 +175,13 @@ class HostLoads:
         entry.retry_at_s = 0.0
         self.num_loads += 1
         self._table.changed(entry)
-        log.info("residency.admitted", adapter=entry.digest, host_bytes=num_bytes)
+        log.info("residency.admitted", adapter=entry.digest, host_bytes=entry.num_bytes)
 
     def _take_error(self, entry: AdapterEntry, error: BaseException, now_s: float) -> None:
         if isinstance(error, CapacityError):
             self._take_no_room(entry, now_s)
             return
+        stage = LoadStage.READ if entry.fetched else LoadStage.FETCH
         entry.fetched = None
         if isinstance(error, PayloadMissingError):
             # Not a failure yet: requests go on waiting, within their bound, for the manager to stream it.
@@ -174,7 +193,7 @@ class HostLoads:
         # What is in the disk cache may be damaged; the next try fetches it anew.
         self.remove_from_disk(entry.digest)
         log.warning("residency.load_failed", adapter=entry.digest, reason=error.message)
-        self._table.fail(entry, error, now_s)
+        self._table.fail(entry, stage, error, now_s)
 
     def _take_no_room(self, entry: AdapterEntry, now_s: float) -> None:
         """The pool has less room than our count says; ask it again with one revision less."""
@@ -182,7 +201,8 @@ class HostLoads:
         if victims:
             self._evict(victims[0])
         elif not any(other.has_host for other in self._table.entries.values()):
-            self._table.fail(entry, _too_large(entry, self._pool.total_bytes), now_s)
+            error = _too_large(entry, self._pool.total_bytes)
+            self._table.fail(entry, LoadStage.READ, error, now_s)
             return
         entry.retry_at_s = now_s + _CAPACITY_RETRY_S
 

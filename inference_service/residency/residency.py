@@ -3,6 +3,8 @@
 The engine loop calls `poll` between steps; nothing here blocks, and nobody else touches pool or arena.
 """
 
+import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from inference_service.domain.adapter import (
     ResidencyTier,
     ResidentAdapter,
 )
+from inference_service.domain.engine_report import ResidencyCounts
 from inference_service.domain.errors import AdapterNotFoundError, AdapterUnavailableError
 from inference_service.ports import DeviceArena, HostPool, PayloadSource
 from inference_service.residency.config import ResidencyConfig
@@ -26,6 +29,9 @@ from lorikeet_contract.status import ServiceError
 # While something waits, time alone can change what may be done: patience, cool-downs, bounds on waits.
 _LOOK_AGAIN_S = 0.05
 _BACKGROUND_S = 1.0
+# A monitor is told this many revisions by digest, and of the others how many they are.
+_MAX_LISTED = 64
+_LISTED_TIERS = (ResidencyTier.HOST, ResidencyTier.COPYING, ResidencyTier.ACTIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +206,19 @@ class Residency:
             host_used_bytes=self._pool.used_bytes,
             loads=self._loads.num_loads,
             evictions=self._slots.num_evictions + self._loads.num_evictions,
+        )
+
+    def counts(self) -> ResidencyCounts:
+        """What a monitor wants to know, as of now."""
+        held = [entry for entry in self._table.entries.values() if entry.tier in _LISTED_TIERS]
+        recent = heapq.nlargest(_MAX_LISTED, held, key=lambda entry: entry.touched_s)
+        numbers = Counter(entry.tier for entry in held)
+        return ResidencyCounts(
+            listed=tuple((entry.digest, entry.tier) for entry in recent),
+            num_by_tier=tuple((tier, numbers[tier]) for tier in _LISTED_TIERS),
+            slot_evictions=self._slots.num_evictions,
+            host_evictions=self._loads.num_evictions,
+            stages=self._table.load_stats.counts(),
         )
 
     def _finish_unloads(self) -> None:

@@ -3,6 +3,7 @@
 import structlog
 
 from inference_service.domain.adapter import ResidencyTier
+from inference_service.domain.engine_report import LoadStage
 from inference_service.domain.errors import AdapterTooLargeError
 from inference_service.ports import DeviceArena
 from inference_service.residency.config import ResidencyConfig
@@ -41,6 +42,7 @@ class Slots:
             entry = self._by_slot[slot]
             entry.is_active = True
             entry.activated_s = now_s
+            self._table.load_stats.took(LoadStage.COPY, now_s - entry.copy_begun_s)
             self._table.changed(entry)
             log.info("residency.activated", adapter=entry.digest, slot=slot)
 
@@ -88,6 +90,7 @@ class Slots:
                 and self._arena.begin_copy(entry.digest, self._free[-1])
             ):
                 entry.slot = self._free.pop()
+                entry.copy_begun_s = now_s
                 self._by_slot[entry.slot] = entry
                 self._table.changed(entry)
                 return True
@@ -97,7 +100,8 @@ class Slots:
             room += victims[0].num_bytes
             self._evict(victims.pop(0))
         if not self._by_slot:
-            self._table.fail(entry, _cannot_place(entry, self._arena.total_bytes), now_s)
+            error = _cannot_place(entry, self._arena.total_bytes)
+            self._table.fail(entry, LoadStage.COPY, error, now_s)
         return False
 
     def _evict(self, victim: AdapterEntry) -> None:

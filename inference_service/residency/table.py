@@ -9,9 +9,11 @@ from inference_service.domain.adapter import (
     ResidencyTier,
     ResidentAdapter,
 )
+from inference_service.domain.engine_report import LoadStage
 from inference_service.domain.errors import AdapterTooLargeError, AdapterUnavailableError
 from inference_service.residency.config import ResidencyConfig
 from inference_service.residency.entry import AdapterEntry
+from inference_service.residency.load_stats import LoadStats
 from lorikeet_contract.status import ServiceError
 
 _MAX_RETRY_S = 300.0
@@ -24,6 +26,7 @@ class AdapterTable:
         self.entries: dict[str, AdapterEntry] = {}
         self.is_dirty = True
         self.demands: list[AdapterDemand] = []
+        self.load_stats = LoadStats()
         self._config = config
         self._unix_offset_s = unix_offset_s
         self._catalog: dict[str, DesiredAdapter] = {}
@@ -90,8 +93,9 @@ class AdapterTable:
             failure=entry.failure.message if entry.failure else "",
         )
 
-    def fail(self, entry: AdapterEntry, error: ServiceError, now_s: float) -> None:
+    def fail(self, entry: AdapterEntry, stage: LoadStage, error: ServiceError, now_s: float) -> None:
         """Record a failed load: who waits fails, and nobody tries again before the cool-down."""
+        self.load_stats.failed(stage, error.reason)
         if not isinstance(error, AdapterTooLargeError):
             error = AdapterUnavailableError(f"adapter {entry.digest} could not be loaded: {error.message}")
         entry.failure = error

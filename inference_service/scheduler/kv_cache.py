@@ -11,6 +11,7 @@ class KvCache:
     def __init__(self, num_blocks: int, block_tokens: int, *, prefix_cache: bool) -> None:
         self.pool = BlockPool(num_blocks)
         self.hit_tokens = 0
+        self.query_tokens = 0
         self._block_tokens = block_tokens
         self._has_prefix_cache = prefix_cache
 
@@ -35,6 +36,8 @@ class KvCache:
         state.num_published_blocks = len(cached)
         state.num_computed_tokens = state.num_confirmed_tokens = len(cached) * self._block_tokens
         self.hit_tokens += state.num_computed_tokens
+        if self._looks_up(state):
+            self.query_tokens += len(state.token_ids)
         return True
 
     def grow(self, state: RequestState, num_tokens: int) -> tuple[int, ...] | None:
@@ -66,8 +69,11 @@ class KvCache:
         state.num_published_blocks = 0
         state.num_computed_tokens = state.num_confirmed_tokens = state.num_pending_tokens = 0
 
+    def _looks_up(self, state: RequestState) -> bool:
+        return self._has_prefix_cache and not state.wants_prompt_logprobs
+
     def _find(self, state: RequestState) -> list[int]:
-        if not self._has_prefix_cache or state.wants_prompt_logprobs:
+        if not self._looks_up(state):
             return []
         num_blocks = (len(state.token_ids) - 1) // self._block_tokens
         return find_prefix(self.pool, state.keys.upto(state.token_ids, num_blocks))

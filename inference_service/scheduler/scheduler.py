@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from inference_service.domain.engine_report import AdapterUse
 from inference_service.domain.errors import NotFiniteError
 from inference_service.domain.request import EngineRequest, FinishReason, RequestFinish, RequestOutput
 from inference_service.domain.step import ModelRunnerOutput, NewRequest, ScheduledRequest, SchedulerOutput
@@ -40,6 +41,7 @@ class SchedulerStats:
     steps: int
     preemptions: int
     prefix_hit_tokens: int
+    prefix_query_tokens: int
 
 
 class Scheduler:
@@ -148,6 +150,17 @@ class Scheduler:
             steps=self._step,
             preemptions=self._table.preemptions,
             prefix_hit_tokens=self._kv_cache.hit_tokens,
+            prefix_query_tokens=self._kv_cache.query_tokens,
+        )
+
+    def adapter_use(self) -> AdapterUse:
+        """Which adapters requests run with and wait for, as of now."""
+        running = {s.request.digest: None for s in self._table.running if s.request.digest is not None}
+        waiting = [s for s in self._table.waiting if s.request.digest is not None]
+        return AdapterUse(
+            running=tuple(running),
+            waiting=tuple({s.request.digest: None for s in waiting if s.request.digest is not None}),
+            num_waiting_for_adapter=sum(s.adapter_wait_since_s is not None for s in waiting),
         )
 
     def _continue_decodes(self, builder: StepBuilder, now_s: float) -> None:

@@ -12,6 +12,7 @@ from inference_service.domain.adapter import (
     ResidentAdapter,
 )
 from inference_service.domain.engine import EngineInfo, EngineLimits, EngineStatus
+from inference_service.domain.engine_report import EngineReport
 from inference_service.domain.errors import DrainingError, EngineDeadError
 from inference_service.domain.request import (
     EngineRequest,
@@ -73,6 +74,8 @@ class FakeEngine:
     def __init__(self, info: EngineInfo | None = None) -> None:
         self.info = info or make_info()
         self.instance_id = "fake-1"
+        self.num_restarts = 0
+        self.report_held: asyncio.Event | None = None
         self.is_alive = True
         self.script: Callable[[EngineRequest], Iterator[int]] = _repeat_last
         self.step_s = 0.0
@@ -171,6 +174,11 @@ class FakeEngine:
     async def status(self) -> EngineStatus:
         return EngineStatus(running_requests=len(self.running), kv_blocks_total=100, arena_used_bytes=7)
 
+    async def report(self) -> EngineReport:
+        if self.report_held is not None:
+            await self.report_held.wait()
+        return EngineReport(status=await self.status())
+
     async def set_desired(self, desired: Sequence[DesiredAdapter], store_url: str) -> None:
         self.desired, self.store_url = tuple(desired), store_url
 
@@ -224,6 +232,7 @@ class FakeEngine:
     def revive(self) -> None:
         """Come back as another instance."""
         self.is_alive, self.instance_id = True, "fake-2"
+        self.num_restarts += 1
 
     async def drain(self, grace_s: float) -> int:
         self._is_draining = True

@@ -5,7 +5,15 @@ import pytest
 
 from inference_service.domain import errors
 from inference_service.domain.adapter import AdapterDemand, ResidencyTier, ResidentAdapter
+from inference_service.domain.durations import Durations
 from inference_service.domain.engine import EngineStatus
+from inference_service.domain.engine_report import (
+    AdapterUse,
+    EngineReport,
+    LoadStage,
+    ResidencyCounts,
+    StageCounts,
+)
 from inference_service.domain.request import (
     FinishReason,
     RequestFinish,
@@ -31,6 +39,21 @@ from inference_service.engine.messages import (
 from lorikeet_contract.status import ServiceError
 from tests.support.engine_builders import desire, make_request
 
+DURATIONS = Durations()
+DURATIONS.add(0.002)
+REPORT = EngineReport(
+    EngineStatus(steps=2),
+    DURATIONS.counts(),
+    AdapterUse(("a",), ("b", "c"), 2),
+    ResidencyCounts(
+        (("a", ResidencyTier.ACTIVE),),
+        ((ResidencyTier.HOST, 3),),
+        1,
+        2,
+        (StageCounts(LoadStage.READ, DURATIONS.counts(), (("ADAPTER_PAYLOAD", 1),)),),
+    ),
+    7,
+)
 FINISH = RequestFinish(
     FinishReason.STOP_TOKEN, 5, 3, 2, 4, RequestTimings(1.5, 2.5), ResidencyTier.HOST, "QUEUE_FULL", "full"
 )
@@ -60,6 +83,7 @@ def test_to_engine(message: ToEngine) -> None:
     [
         StepOutputs((OUTPUT, RequestOutput("b"))),
         Reply(1, status=EngineStatus(running_requests=3)),
+        Reply(1, report=REPORT),
         Reply(2, CallFailure("INTERNAL", "x")),
         ResidencyNews((ResidentAdapter("d", ResidencyTier.COPYING),), (AdapterDemand("e", 2),)),
     ],
