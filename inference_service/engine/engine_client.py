@@ -36,10 +36,9 @@ from inference_service.engine.messages import (
     UnloadAdapter,
 )
 from inference_service.engine.output_buffer import OutputBuffer
+from inference_service.engine.restart_pace import RestartPace
 from inference_service.engine.supervisor import EngineProcess
 
-_FIRST_BACKOFF_S = 0.5
-_MAX_BACKOFF_S = 30.0
 _ABORT_GRACE_S = 5.0
 
 log = structlog.get_logger()
@@ -246,18 +245,19 @@ class EngineClient:
 
     async def _supervise(self) -> None:
         """Route the engine's messages; when it dies fail what ran and start another, for ever."""
+        loop, pace = asyncio.get_running_loop(), RestartPace()
         while True:
             assert self._process is not None
+            began_s = loop.time()
             death = await self._route_until_death(self._process)
             log.error("engine.died", instance_id=self.instance_id, reason=death.message)
             process, self._process = self._process, None
             # What it died of is for the log: a traceback's words may hold another tenant's.
             self._fail_all(EngineDeadError("the engine process ended, another starts", retry_after_s=5.0))
             await process.end()
-            backoff_s = _FIRST_BACKOFF_S
+            pace.lived(loop.time() - began_s)
             while self._process is None:
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+                await asyncio.sleep(pace.next_pause_s())
                 await self._restart()
 
     async def _route_until_death(self, process: EngineProcess) -> EngineDeadError:
