@@ -10,10 +10,13 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from inference_service.domain.errors import PayloadError
+import structlog
+
+from inference_service.domain.errors import DiskCacheError, PayloadError
 from lorikeet_contract.manifest import Manifest
 
 MANIFEST_NAME = "manifest.json"
@@ -21,7 +24,10 @@ PAYLOAD_NAME = "payload"
 _INCOMING = ".incoming"
 # Longer than any upload takes; what is left there after it belongs to a process that died.
 _STALE_S = 3600.0
+_FULL_RETRY_S = 5.0
 _DIGEST_RE = re.compile(r"[0-9a-f]{64}")
+
+log = structlog.get_logger(__name__)
 
 
 def parse_manifest(digest: str, data: bytes) -> Manifest:
@@ -61,13 +67,24 @@ class PayloadReceiver:
     """Takes one revision into the cache, chunk by chunk. Ends with `commit` or `discard`."""
 
     def __init__(self, cache_directory: str, digest: str, manifest: bytes) -> None:
-        """Begin; raises PayloadError if the manifest is not the digest's."""
+        """Begin.
+
+        Raises:
+            PayloadError: the manifest is not the digest's.
+            DiskCacheError: the disk is full, or cannot be written; so do `write` and `commit`.
+        """
         self.manifest = parse_manifest(digest, manifest)
         self._final = Path(cache_directory) / digest
         self._temporary = Path(cache_directory) / _INCOMING / f"{digest}.{uuid.uuid4().hex}"
-        self._temporary.mkdir(parents=True)
-        (self._temporary / MANIFEST_NAME).write_bytes(manifest)
-        self._file = (self._temporary / PAYLOAD_NAME).open("wb")
+        try:
+            with _disk_errors_named():
+                self._temporary.mkdir(parents=True)
+                (self._temporary / MANIFEST_NAME).write_bytes(manifest)
+                # Unbuffered: a full disk is told by the write that it fails, and never by `close`.
+                self._file = (self._temporary / PAYLOAD_NAME).open("wb", buffering=0)
+        except DiskCacheError:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            raise
         self._num_bytes = 0
 
     def write(self, offset: int, data: bytes) -> None:
@@ -80,7 +97,10 @@ class PayloadReceiver:
             raise PayloadError(
                 f"more than the {self.manifest.payload_bytes} bytes that the manifest says came"
             )
-        self._file.write(data)
+        view = memoryview(data)
+        with _disk_errors_named():
+            while view:
+                view = view[self._file.write(view) :]
         self._num_bytes += len(data)
 
     def commit(self) -> None:
@@ -89,16 +109,16 @@ class PayloadReceiver:
             self.discard()
             wanted = self.manifest.payload_bytes
             raise PayloadError(f"the payload ended after {self._num_bytes} of {wanted} bytes; send it again")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        try:
-            self._temporary.rename(self._final)
-        except OSError:
-            # Somebody else was faster; content of one digest is one content.
-            if not self._final.is_dir():
-                raise
-            self.discard()
+        with _disk_errors_named():
+            os.fsync(self._file.fileno())
+            self._file.close()
+            try:
+                self._temporary.rename(self._final)
+            except OSError:
+                # Somebody else was faster; content of one digest is one content.
+                if not self._final.is_dir():
+                    raise
+                self.discard()
 
     def discard(self) -> None:
         """Forget what came. Safe to call twice, and after `commit`."""
@@ -118,12 +138,14 @@ class PayloadCache:
     def find(self, digest: str) -> tuple[Manifest, str] | None:
         """A cached revision; one that is damaged is removed and counts as absent."""
         directory = self.directory / digest
+        # Asked before, not after: what appears meanwhile appears whole, and must not be taken for damaged.
+        if not os.path.lexists(directory):
+            return None
         try:
             found = read_revision(digest, directory)
             os.utime(directory)
-        except FileNotFoundError:
-            return None
-        except PayloadError:
+        except (PayloadError, OSError) as error:
+            log.warning("payload.damaged", digest=digest, error=str(error))
             self.remove(digest)
             return None
         return found
@@ -132,27 +154,46 @@ class PayloadCache:
         """Revisions in the cache."""
         return [entry.name for entry in os.scandir(self.directory) if _DIGEST_RE.fullmatch(entry.name)]
 
-    def remove(self, digest: str) -> None:
-        """Delete a revision; unknown ones are fine."""
-        if _DIGEST_RE.fullmatch(digest):
-            shutil.rmtree(self.directory / digest, ignore_errors=True)
+    def remove(self, digest: str) -> bool:
+        """Delete a revision, whatever lies there under its name. False: nothing was there, or it is still."""
+        path = self.directory / digest
+        if not _DIGEST_RE.fullmatch(digest) or not os.path.lexists(path):
+            return False
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
+        if os.path.lexists(path):
+            log.error("payload.not_removed", digest=digest)
+            return False
+        return True
 
     def trim(self, keep: str) -> None:
         """Delete the revisions used least recently until the bound is kept; `keep` stays."""
-        sizes: list[tuple[float, int, str]] = []
+        found = self._by_age()
+        self._delete_oldest(found, sum(size for _, size, _ in found) - self.max_bytes, keep)
+
+    def make_room(self, num_bytes: int, keep: str = "") -> bool:
+        """Delete the revisions used least recently until this much was freed, as far as there is as much."""
+        return self._delete_oldest(self._by_age(), num_bytes, keep) <= 0
+
+    def _by_age(self) -> list[tuple[float, int, str]]:
+        found: list[tuple[float, int, str]] = []
         for digest in self.digests():
             directory = self.directory / digest
-            try:
-                sizes.append((directory.stat().st_mtime, (directory / PAYLOAD_NAME).stat().st_size, digest))
-            except FileNotFoundError:
-                continue  # another thread removed it meanwhile
-        excess = sum(size for _, size, _ in sizes) - self.max_bytes
-        for _, size, digest in sorted(sizes):
+            with suppress(OSError):  # another thread removed it meanwhile, or it is no directory
+                found.append((directory.stat().st_mtime, (directory / PAYLOAD_NAME).stat().st_size, digest))
+        return sorted(found)
+
+    def _delete_oldest(self, found: list[tuple[float, int, str]], excess: int, keep: str) -> int:
+        """Returns what is left of `excess`."""
+        for _, size, digest in found:
             if excess <= 0:
-                return
-            if digest != keep:
-                self.remove(digest)
+                break
+            if digest != keep and self.remove(digest):
                 excess -= size
+        return excess
 
     def _remove_stale(self) -> None:
         incoming = self.directory / _INCOMING
@@ -160,3 +201,15 @@ class PayloadCache:
             for entry in os.scandir(incoming):
                 if time.time() - entry.stat().st_mtime > _STALE_S:
                     shutil.rmtree(entry.path, ignore_errors=True)
+
+
+@contextmanager
+def _disk_errors_named() -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        log.error("payload.not_written", error=str(error))  # noqa: TRY400 (the words say what to mend)
+        # No path: this text reaches the tenant.
+        raise DiskCacheError(
+            f"this node's disk cache cannot take it: {error.strerror}", retry_after_s=_FULL_RETRY_S
+        ) from error

@@ -10,7 +10,12 @@ import structlog
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
-from inference_service.domain.errors import AdapterTooLargeError, PayloadError, PayloadMissingError
+from inference_service.domain.errors import (
+    AdapterTooLargeError,
+    DiskCacheError,
+    PayloadError,
+    PayloadMissingError,
+)
 from inference_service.engine.payload_cache import (
     MANIFEST_NAME,
     PAYLOAD_NAME,
@@ -58,7 +63,7 @@ class CachedPayloadSource:
         except FileNotFoundError as error:
             log.warning("payload.missing", store_path=store_path, store_url=store_url, error=str(error))
             raise PayloadError(f"revision {digest} is missing in the artifact store") from error
-        except BaseError as error:
+        except (BaseError, OSError) as error:
             # The text may hold the operator's URLs and paths, and this one reaches the tenant.
             log.warning("payload.unreadable", store_path=store_path, store_url=store_url, error=str(error))
             raise PayloadError(f"revision {digest} cannot be read from the artifact store") from error
@@ -67,9 +72,13 @@ class CachedPayloadSource:
         """See `ports.PayloadSource`."""
         return self._cache.digests()
 
-    def remove(self, digest: str) -> None:
+    def remove(self, digest: str) -> bool:
         """See `ports.PayloadSource`; a store is never touched."""
-        self._cache.remove(digest)
+        return self._cache.remove(digest)
+
+    def make_room(self, num_bytes: int) -> bool:
+        """See `ports.PayloadSource`."""
+        return self._cache.make_room(num_bytes)
 
     def _copy(self, digest: str, store_path: str) -> tuple[Manifest, str]:
         store = self._open_store()
@@ -79,7 +88,17 @@ class CachedPayloadSource:
             raise AdapterTooLargeError(
                 f"adapter {digest} has {num_bytes} bytes, the disk cache at most {self._cache.max_bytes}"
             )
-        receiver = PayloadReceiver(str(self._cache.directory), digest, data)
+        try:
+            self._receive(store, digest, store_path, data)
+        except DiskCacheError:
+            if not self._cache.make_room(num_bytes):
+                raise
+            self._receive(store, digest, store_path, data)
+        self._cache.trim(keep=digest)
+        return read_revision(digest, self._cache.directory / digest)
+
+    def _receive(self, store: ObjectStore, digest: str, store_path: str, manifest: bytes) -> None:
+        receiver = PayloadReceiver(str(self._cache.directory), digest, manifest)
         try:
             offset = 0
             payload = obstore.get(store, f"{store_path}/{PAYLOAD_NAME}")
@@ -89,8 +108,6 @@ class CachedPayloadSource:
             receiver.commit()
         finally:
             receiver.discard()
-        self._cache.trim(keep=digest)
-        return read_revision(digest, self._cache.directory / digest)
 
     def _open_store(self) -> ObjectStore:
         with self._lock:

@@ -1,13 +1,20 @@
 """The disk cache, what is streamed into it, and the stores behind it."""
 
+import errno
 import os
+import shutil
 from pathlib import Path
 
 import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from inference_service.domain.errors import AdapterTooLargeError, PayloadError, PayloadMissingError
+from inference_service.domain.errors import (
+    AdapterTooLargeError,
+    DiskCacheError,
+    PayloadError,
+    PayloadMissingError,
+)
 from inference_service.engine.payload_cache import PayloadCache, PayloadReceiver
 from inference_service.engine.payload_source import CachedPayloadSource
 from lorikeet_contract.manifest import Manifest
@@ -180,4 +187,87 @@ def test_missing_in_a_store_that_is_here(tmp_path: Path) -> None:
     with pytest.raises(PayloadError, match="is missing") as error:
         source.fetch("f" * 64, "revisions/x")
     assert not isinstance(error.value, PayloadMissingError)
+    assert str(tmp_path) not in error.value.message
+
+
+@pytest.mark.parametrize("damage", ["manifest gone", "manifest a folder", "payload a folder", "file", "link"])
+def test_a_cache_entry_in_any_disorder_counts_as_absent(tmp_path: Path, damage: str) -> None:
+    """It is cleared away, so that the revision can be received again."""
+    manifest = receive(tmp_path, "a")
+    entry = tmp_path / manifest.digest
+    match damage:
+        case "manifest gone":
+            (entry / "manifest.json").unlink()
+        case "manifest a folder" | "payload a folder":
+            path = entry / ("payload" if "payload" in damage else "manifest.json")
+            path.unlink()
+            (path / "inner").mkdir(parents=True)
+        case _:
+            shutil.rmtree(entry)
+            entry.write_text("x") if damage == "file" else entry.symlink_to("nowhere")
+    cache = PayloadCache(str(tmp_path), 1000)
+    assert cache.find(manifest.digest) is None
+    cache.trim(keep="")
+    assert receive(tmp_path, "a") == manifest
+    assert cache.find(manifest.digest) is not None
+
+
+def test_what_cannot_be_removed_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """True only where a copy was there and is gone."""
+    manifest = receive(tmp_path, "a")
+    cache = PayloadCache(str(tmp_path), 1000)
+    assert not cache.remove("f" * 64)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+        assert not cache.remove(manifest.digest)
+    assert cache.remove(manifest.digest)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the operator's paths; a write that took only a part is continued."""
+    manifest = make_manifest("a", 20)
+    receiver = PayloadReceiver(str(tmp_path), manifest.digest, manifest.to_json())
+    room = [7]
+
+    class Disk:
+        def write(self, data: memoryview) -> int:
+            taken = min(room[0], len(data))
+            if not taken:
+                raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+            room[0] -= taken
+            return taken
+
+        def close(self) -> None:
+            pass
+
+    receiver._file.close()
+    receiver._file = Disk()  # type: ignore[assignment]
+    with pytest.raises(DiskCacheError, match="No space left on device") as error:
+        receiver.write(0, b"z" * 20)
+    assert str(tmp_path) not in error.value.message
+    receiver.discard()
+    assert leftovers(tmp_path) == []
+
+
+def test_room_is_made_by_age(tmp_path: Path) -> None:
+    """The oldest go until enough is freed; what is asked for and cannot be freed is told."""
+    cache = PayloadCache(str(tmp_path), 1000)
+    manifests = [receive(tmp_path, name) for name in "abc"]
+    for age, manifest in enumerate(manifests):
+        os.utime(tmp_path / manifest.digest, (age, age))
+    assert cache.make_room(1)
+    assert set(cache.digests()) == {m.digest for m in manifests[1:]}
+    assert not cache.make_room(1000, keep=manifests[1].digest)
+    assert cache.digests() == [manifests[1].digest]
+
+
+def test_an_unreadable_store_is_an_error_without_paths(tmp_path: Path) -> None:
+    """A folder where the manifest should be: this text reaches the tenant."""
+    manifest, path = store_locally(tmp_path / "store", "a")
+    (tmp_path / "store" / path / "manifest.json").unlink()
+    (tmp_path / "store" / path / "manifest.json").mkdir()
+    source = CachedPayloadSource(PayloadCache(str(tmp_path / "cache"), 1000))
+    source.set_store_url((tmp_path / "store").as_uri())
+    with pytest.raises(PayloadError, match="cannot be read from the artifact store") as error:
+        source.fetch(manifest.digest, path)
     assert str(tmp_path) not in error.value.message
