@@ -7,7 +7,7 @@ import torch
 
 from inference_service.execution.config import BackendConfig
 from inference_service.execution.kv_cache import block_bytes
-from inference_service.models import ModelDescription, ModelError, count_parameters
+from inference_service.models import ModelDescription, ModelError, parameter_bytes
 
 # On a CPU the memory is shared with everybody else: what nobody asked for stays modest.
 _CPU_CACHE_BYTES = 1 << 30
@@ -46,7 +46,7 @@ def plan_memory(
         MemoryBudgetError: it cannot fit; the message gives every part and the setting that makes it smaller.
     """
     spec = description.spec
-    weights = count_parameters(spec) * dtype.itemsize
+    weights = parameter_bytes(spec, dtype)
     arena = _ARENA_BYTES if config.arena_bytes is None else config.arena_bytes
     per_block = block_bytes([layer.attention for layer in spec.layers], config.block_tokens, dtype)
     left = free - weights - arena

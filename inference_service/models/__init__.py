@@ -9,7 +9,7 @@ from inference_service.models.loader import (
     describe_model,
     load_model,
 )
-from inference_service.models.parameter_count import count_parameters
+from inference_service.models.parameter_bytes import parameter_bytes
 from inference_service.models.spec import AttentionSpec
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "ModelDescription",
     "ModelError",
     "compute_dtype",
-    "count_parameters",
     "describe_model",
     "load_model",
+    "parameter_bytes",
 ]

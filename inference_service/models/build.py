@@ -10,10 +10,11 @@ from inference_service.layers.decoder import Decoder, DecoderLayer
 from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.embedding import Embedding
 from inference_service.layers.linear import Linear, LinearSites
-from inference_service.layers.moe import ExpertLinear, Experts, ExpertSites, Moe
+from inference_service.layers.moe import Experts, ExpertSites, Moe
 from inference_service.layers.norm import RmsNorm
 from inference_service.layers.rope import RopeParameters, rope_table
 from inference_service.models.checkpoint import WeightSource
+from inference_service.models.expert_weights import read_expert_linear, row_order_name
 from inference_service.models.spec import (
     AttentionSpec,
     DenseMlpSpec,
@@ -25,9 +26,7 @@ from inference_service.models.spec import (
     MoeSpec,
     SiteSpec,
 )
-from lorikeet_contract.schema import RowOrder
 from lorikeet_kernels.routing import route_softmax
-from lorikeet_kernels.row_order import slice_columns
 
 
 class ModelBuilder:
@@ -95,6 +94,7 @@ class ModelBuilder:
             self._linear(name, spec.o),
             rope_table=None if spec.rope is None else self._rope_table(spec.rope),
             head_norm=None if spec.head_norm is None else self._head_norm(spec, spec.head_norm),
+            sinks=None if spec.sinks is None else self._read(spec.sinks, spec.num_heads),
         )
 
     def _head_norm(self, spec: AttentionSpec, names: HeadNormSpec) -> HeadNorm:
@@ -112,24 +112,15 @@ class ModelBuilder:
         return Moe(self._linear(name, spec.router), routing, self._experts(name, spec.experts))
 
     def _experts(self, name: str, spec: ExpertsSpec) -> Experts:
-        row_order = "interleaved" if spec.row_order is RowOrder.INTERLEAVED else "concatenated"
-        num_rows = 2 * spec.intermediate_size
-        gate_up = self._empty(spec.num_experts, num_rows, spec.hidden_size)
-        down = self._empty(spec.num_experts, spec.hidden_size, spec.intermediate_size)
-        rows = [slice_columns(row_order, num_rows, index) for index in range(2)]
-        for expert in range(spec.num_experts):
-            for destination, module in (
-                (gate_up[expert, rows[0]], spec.gate),
-                (gate_up[expert, rows[1]], spec.up),
-                (down[expert], spec.down),
-            ):
-                self._source.read_into(destination, f"{module.path.format(expert=expert)}.weight")
-        sites = ExpertSites(self._site_indices[f"{name}.gate_up"], self._site_indices[f"{name}.down"])
+        gate_up, down = (
+            read_expert_linear(spec, linear, self._source, self._empty)
+            for linear in (spec.gate_up, spec.down)
+        )
         return Experts(
-            ExpertLinear(gate_up),
-            ExpertLinear(down),
-            sites,
-            row_order,
+            gate_up,
+            down,
+            ExpertSites(self._site_indices[f"{name}.gate_up"], self._site_indices[f"{name}.down"]),
+            row_order_name(spec),
             spec.activation,
             batch_invariant=self._batch_invariant,
         )
@@ -168,5 +159,5 @@ class ModelBuilder:
         self._source.read_into(parameter, name)
         return parameter
 
-    def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)

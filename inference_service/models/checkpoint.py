@@ -16,6 +16,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _PAGE_BYTES = 4096
 _SHOWN = 8
+_FLOATS, _BYTES = ("BF16", "F16", "F32", "F64"), ("U8",)
 # Fields that tools rewrite without changing the model.
 _UNSTABLE_FIELDS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 # Buffers that old transformers versions saved and that are computed from the config.
@@ -23,14 +24,17 @@ _COMPUTED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 class WeightSource(Protocol):
-    """Fills parameters by their checkpoint names; `finish` reports everything that did not fit."""
+    """Fills parameters by their checkpoint names; `finish` reports everything that did not fit.
+
+    A parameter of bytes takes bytes, one of floats takes floats of any width, and nothing else.
+    """
 
     def read_into(self, destination: torch.Tensor, name: str, *, transpose: bool = False) -> None:
         """Copy the tensor `name` into `destination` (a view of a parameter), converting its dtype."""
         ...
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
-        """Raise CheckpointError if a tensor was missing, misshaped or left over and not `ignored`."""
+        """Raise CheckpointError if a tensor was missing, did not fit, or was left over and not `ignored`."""
         ...
 
 
@@ -56,6 +60,8 @@ class Checkpoint:
         self._used: set[str] = set()
         self._missing: list[str] = []
         self._misshaped: list[str] = []
+        self._mistyped: list[str] = []
+        self._too_large: list[str] = []
 
     def read_into(self, destination: torch.Tensor, name: str, *, transpose: bool = False) -> None:
         """See WeightSource; problems are kept for `finish`, so that one error names them all."""
@@ -64,6 +70,11 @@ class Checkpoint:
             self._missing.append(name)
             return
         self._used.add(name)
+        dtype_name = file.tensors[name].dtype_name
+        wanted_dtypes = _BYTES if destination.dtype == torch.uint8 else _FLOATS
+        if dtype_name not in wanted_dtypes:
+            self._mistyped.append(f"{name} is {dtype_name}, this model's are {', '.join(wanted_dtypes)}")
+            return
         tensor = file.tensor(name)
         if transpose:
             tensor = tensor.transpose(-1, -2)
@@ -73,6 +84,8 @@ class Checkpoint:
             self._misshaped.append(f"{name} is {stored}, config.json makes it {wanted}")
             return
         destination.copy_(tensor)
+        if destination.dtype == torch.float16 and dtype_name != "F16" and not destination.isfinite().all():
+            self._too_large.append(f"{name} ({dtype_name}) has values beyond float16's range")
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         """See WeightSource."""
@@ -86,6 +99,8 @@ class Checkpoint:
             for what, names in (
                 ("missing", self._missing),
                 ("misshaped", self._misshaped),
+                ("of another dtype", self._mistyped),
+                ("too large", self._too_large),
                 ("unexpected", unexpected),
             )
             if names

@@ -9,7 +9,6 @@ from inference_service.models.spec import (
     LinearSpec,
     ModelSpec,
     Module,
-    SiteSpec,
 )
 from lorikeet_contract.schema import LoraSchema, LoraSite, SiteKind, SiteSlice
 
@@ -72,20 +71,18 @@ def _linear_sites(layer: int, spec: LinearSpec) -> Iterator[LoraSite]:
 
 
 def _expert_sites(layer: int, spec: ExpertsSpec) -> Iterator[LoraSite]:
-    for site, in_features, parameter in (
-        (SiteSpec("gate_up", (spec.gate, spec.up)), spec.hidden_size, spec.gate_up_parameter),
-        (SiteSpec("down", (spec.down,)), spec.intermediate_size, spec.down_parameter),
-    ):
+    for linear in (spec.gate_up, spec.down):
         yield LoraSite(
-            key=site.key,
+            key=linear.site.key,
             layer=layer,
             kind=SiteKind.EXPERTS,
-            in_features=in_features,
-            out_features=site.out_features,
-            slices=tuple(_slice(module) for module in site.modules),
+            in_features=linear.in_features,
+            out_features=linear.site.out_features,
+            slices=tuple(_slice(module) for module in linear.site.modules),
             num_experts=spec.num_experts,
             row_order=spec.row_order,
-            fused_parameter=parameter,
+            fused_parameter=linear.parameter,
+            parameter_layout=linear.parameter_layout,
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inference_service.models import qwen3_moe
+from inference_service.models import gpt_oss, qwen3_moe
 from inference_service.models.config import ConfigReader
 from inference_service.models.errors import ModelConfigError
 from inference_service.models.spec import ModelSpec
@@ -19,7 +19,10 @@ class Family:
     quantizations: tuple[str, ...] = ()
 
 
-FAMILIES = (Family(qwen3_moe.ARCHITECTURES, qwen3_moe.MODEL_TYPES, qwen3_moe.declare),)
+FAMILIES = (
+    Family(qwen3_moe.ARCHITECTURES, qwen3_moe.MODEL_TYPES, qwen3_moe.declare),
+    Family(gpt_oss.ARCHITECTURES, gpt_oss.MODEL_TYPES, gpt_oss.declare, gpt_oss.QUANTIZATIONS),
+)
 
 
 def declare_model(config: ConfigReader) -> tuple[str, ModelSpec]:

@@ -7,7 +7,7 @@ A family's file turns a config into a ModelSpec; `build.py` turns that and a che
 from dataclasses import dataclass
 
 from inference_service.layers.rope import RopeParameters
-from lorikeet_contract.schema import RowOrder
+from lorikeet_contract.schema import ParameterLayout, RowOrder
 from lorikeet_kernels.gated_activation import SILU, GatedActivation
 
 
@@ -57,7 +57,7 @@ class HeadNormSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Attention over q, k, v as one projection. `scale` multiplies the scores."""
+    """Attention over q, k, v as one projection. `scale` multiplies the scores, `sinks` names a weight."""
 
     qkv: LinearSpec
     o: LinearSpec
@@ -68,6 +68,7 @@ class AttentionSpec:
     rope: RopeParameters | None
     head_norm: HeadNormSpec | None = None
     window: int | None = None
+    sinks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +88,52 @@ class SoftmaxRouting:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsSpec:
-    """All experts of a layer, stored per expert in the checkpoint, fused here.
+class PerExpertWeights:
+    """Stored as a tensor for each module of each expert, "<module.path>.weight" [out, in]."""
 
-    `gate_up_parameter` and `down_parameter` are the fused parameters' names in transformers, which LoRA files
-    with stacked tensors use.
+
+@dataclass(frozen=True, slots=True)
+class FusedWeights:
+    """Stored as one tensor of all experts, [E, out, in], or [E, in, out] where `is_transposed`."""
+
+    name: str
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Weights:
+    """Stored, and held, as four-bit blocks [E, out, in / 32, 16] and their scales [E, out, in / 32]."""
+
+    blocks: str
+    scales: str
+
+
+ExpertStorage = PerExpertWeights | FusedWeights | Mxfp4Weights
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLinearSpec:
+    """One projection of all experts, which is one LoRA site. `bias` names a tensor [E, out].
+
+    `parameter` is the fused parameter's name in transformers, which LoRA files with stacked tensors use, and
+    `parameter_layout` how that parameter stores a matrix. `storage` is how the checkpoint does.
     """
 
+    in_features: int
+    site: SiteSpec
+    parameter: str
+    parameter_layout: ParameterLayout = ParameterLayout.OUT_IN
+    storage: ExpertStorage = PerExpertWeights()
+    bias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """All experts of a layer. `row_order` is how gate's and up's rows lie, here as in fused tensors."""
+
     num_experts: int
-    hidden_size: int
-    intermediate_size: int
-    gate: Module
-    up: Module
-    down: Module
-    gate_up_parameter: str
-    down_parameter: str
+    gate_up: ExpertLinearSpec
+    down: ExpertLinearSpec
     row_order: RowOrder = RowOrder.CONCATENATED
     activation: GatedActivation = SILU
 

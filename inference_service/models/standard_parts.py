@@ -5,6 +5,7 @@ from inference_service.models.config import ConfigReader
 from inference_service.models.spec import (
     AttentionSpec,
     DenseMlpSpec,
+    ExpertLinearSpec,
     ExpertsSpec,
     HeadNormSpec,
     LayerSpec,
@@ -32,8 +33,9 @@ def attention(
     output_bias: bool = False,
     head_norm: bool = False,
     window: int | None = None,
+    sinks: bool = False,
 ) -> AttentionSpec:
-    """`<prefix>.{q,k,v,o}_proj`, and `{q,k}_norm` where `head_norm`."""
+    """`<prefix>.{q,k,v,o}_proj`, `{q,k}_norm` where `head_norm` and `sinks` where `sinks`."""
     widths = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim, "v": num_kv_heads * head_dim}
     sites = tuple(
         SiteSpec(key, (Module(key, f"{prefix}.{key}_proj", width),)) for key, width in widths.items()
@@ -49,6 +51,7 @@ def attention(
         rope=rope,
         head_norm=norms if head_norm else None,
         window=window,
+        sinks=f"{prefix}.sinks" if sinks else None,
     )
 
 
@@ -84,13 +87,8 @@ def experts(
     fused = fused_prefix or prefix
     return ExpertsSpec(
         num_experts=num_experts,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        gate=gate,
-        up=up,
-        down=down,
-        gate_up_parameter=f"{fused}.gate_up_proj",
-        down_parameter=f"{fused}.down_proj",
+        gate_up=ExpertLinearSpec(hidden_size, SiteSpec("gate_up", (gate, up)), f"{fused}.gate_up_proj"),
+        down=ExpertLinearSpec(intermediate_size, SiteSpec("down", (down,)), f"{fused}.down_proj"),
     )
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +25,35 @@ def _checker() -> ModuleType:
 
 
 CHECKER = _checker()
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenModel:
+    """A fixture model. `golden` is the model whose adapters and golden outputs are its own, too."""
+
+    name: str
+    golden: str
+
+    @property
+    def base(self) -> str:
+        """The base model's golden path, as the manifest writes such paths."""
+        return f"golden/{self.golden}/base"
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head, those beyond the tokenizer included."""
+        return json.loads((FIXTURES / "models" / self.name / "config.json").read_text())["vocab_size"]
+
+    def adapters(self, expect: str = "load") -> list[dict[str, str]]:
+        """The manifest's adapters with the given expected outcome."""
+        return manifest_adapters(self.golden, expect)
+
+
+GOLDEN_MODELS = (
+    GoldenModel("qwen3_moe", "qwen3_moe"),
+    GoldenModel("gpt_oss", "gpt_oss"),
+    GoldenModel("gpt_oss_mxfp4", "gpt_oss"),
+)
 
 
 def manifest_adapters(model: str, expect: str) -> list[dict[str, str]]:

@@ -8,28 +8,47 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from inference_service.domain.sampling import SamplingParams
 from inference_service.execution.backend import DeviceBackend
-from tests.support.golden import CHECKER, FIXTURES, manifest_adapters, prompts
+from tests.support.golden import CHECKER, FIXTURES, GOLDEN_MODELS, GoldenModel, prompts
 from tests.support.ingested import activate
 from tests.support.runner import GREEDY, Driven, DrivenRequest, drive, make_backend
 
-MODEL = "qwen3_moe"
-VOCAB = 528
-ADAPTERS = manifest_adapters(MODEL, "load")
-WHOLE = replace(GREEDY, logprobs=VOCAB)
-WHOLE_PROMPT = replace(WHOLE, prompt_logprobs=VOCAB)
+CASES = [
+    pytest.param(model, adapter, id=f"{model.name}-{adapter['name']}")
+    for model in GOLDEN_MODELS
+    for adapter in model.adapters()
+]
+MIXED = {
+    "qwen3_moe": ("attn-r8", "router-r4", "head-embed-r8", "legacy-per-expert-r6"),
+    "gpt_oss": ("attn-r8", "router-r4", "experts-r4.unsloth-projs", "rslora-r4-patterns"),
+}
+
+
+@pytest.fixture(scope="module", params=GOLDEN_MODELS, ids=lambda model: model.name)
+def model(request: pytest.FixtureRequest) -> GoldenModel:
+    """Each model in turn."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def backend() -> DeviceBackend:
-    """One backend for all tests of the file."""
-    return make_backend(MODEL)
+def backend(model: GoldenModel) -> DeviceBackend:
+    """One backend of a model for all tests of the file."""
+    return make_backend(model.name)
 
 
-def requests(slot: int) -> list[DrivenRequest]:
+def whole(model: GoldenModel) -> SamplingParams:
+    """Greedy, with the log-probabilities of the whole vocabulary."""
+    return replace(GREEDY, logprobs=model.vocab_size)
+
+
+def requests(model: GoldenModel, slot: int) -> list[DrivenRequest]:
     """The golden prompts; all positions of p33 are compared, the last one of the others."""
+    sampling = whole(model)
+    with_prompt = replace(sampling, prompt_logprobs=model.vocab_size)
     return [
-        DrivenRequest(ids, slot, WHOLE_PROMPT if name == "p33" else WHOLE) for name, ids in prompts().items()
+        DrivenRequest(ids, slot, with_prompt if name == "p33" else sampling)
+        for name, ids in prompts().items()
     ]
 
 
@@ -49,7 +68,8 @@ def check(golden: str, results: list[Driven]) -> None:
     info = json.loads((FIXTURES / f"{golden}.json").read_text())
     found: dict[str, np.ndarray] = {}
     for name, result in zip(prompts(), results, strict=True):
-        rows = np.zeros((len(result.prompt_logprobs) + 1, VOCAB), np.float32)
+        vocab_size = len(result.logprobs[0].top_ids)
+        rows = np.zeros((len(result.prompt_logprobs) + 1, vocab_size), np.float32)
         for row, entry in zip(rows, [*result.prompt_logprobs, result.logprobs[0]], strict=True):
             row[list(entry.top_ids)] = entry.top_logprobs
         found[f"last.{name}"] = rows[-1]
@@ -62,71 +82,70 @@ def check(golden: str, results: list[Driven]) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64, 1 << 30])
-def test_base(backend: DeviceBackend, chunk: int) -> None:
+def test_base(backend: DeviceBackend, model: GoldenModel, chunk: int) -> None:
     """The base model, its prompts in chunks of any size, over several blocks."""
-    check(f"golden/{MODEL}/base", drive(backend, requests(-1), chunk=chunk))
+    check(model.base, drive(backend, requests(model, -1), chunk=chunk))
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda a: a["name"])
-def test_adapter(backend: DeviceBackend, adapter: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "adapter"), CASES, indirect=["model"])
+def test_adapter(backend: DeviceBackend, model: GoldenModel, adapter: dict[str, str], tmp_path: Path) -> None:
     """Each adapter alone."""
-    activate(backend, f"{MODEL}/{adapter['name']}", 0, tmp_path)
+    activate(backend, f"{model.golden}/{adapter['name']}", 0, tmp_path)
     try:
-        check(adapter["golden"], drive(backend, requests(0), chunk=48))
+        check(adapter["golden"], drive(backend, requests(model, 0), chunk=48))
     finally:
         backend.arena.release(0)
 
 
-def test_mixed_batch_after_reload(backend: DeviceBackend, tmp_path: Path) -> None:
+def test_mixed_batch_after_reload(backend: DeviceBackend, model: GoldenModel, tmp_path: Path) -> None:
     """Four adapters and the base in one batch; again after all moved to other slots and other bytes."""
-    chosen = [
-        a for a in ADAPTERS if a["name"] in {"attn-r8", "router-r4", "head-embed-r8", "legacy-per-expert-r6"}
-    ]
+    chosen = [a for a in model.adapters() if a["name"] in MIXED[model.golden]]
     for slots in ((0, 1, 2, 3), (2, 0, 3, 1)):
         for adapter, slot in zip(chosen, slots, strict=True):
-            activate(backend, f"{MODEL}/{adapter['name']}", slot, tmp_path)
-        batch = [request for slot in (*slots, -1) for request in requests(slot)]
+            activate(backend, f"{model.golden}/{adapter['name']}", slot, tmp_path)
+        batch = [request for slot in (*slots, -1) for request in requests(model, slot)]
         results = drive(backend, batch, chunk=40)
-        for index, golden in enumerate([*(a["golden"] for a in chosen), f"golden/{MODEL}/base"]):
+        for index, golden in enumerate([*(a["golden"] for a in chosen), model.base]):
             check(golden, results[4 * index : 4 * index + 4])
         for slot in slots:
             backend.arena.release(slot)
     assert backend.arena.used_bytes == 0
 
 
-def test_base_rows_keep_their_bits(backend: DeviceBackend, tmp_path: Path) -> None:
+def test_base_rows_keep_their_bits(backend: DeviceBackend, model: GoldenModel, tmp_path: Path) -> None:
     """Base requests in a batch of the same shape: bit-equal with adapters beside them and without.
 
     Router and expert adapters send the neighbours to other experts, so the experts' row counts change.
     """
-    base = requests(-1)
-    alone = drive(backend, base + requests(-1) + requests(-1), chunk=20)
-    activate(backend, f"{MODEL}/router-r4", 0, tmp_path)
-    activate(backend, f"{MODEL}/attn-experts-r16", 1, tmp_path)
-    beside = drive(backend, base + requests(0) + requests(1), chunk=20)
+    base = requests(model, -1)
+    alone = drive(backend, base + requests(model, -1) + requests(model, -1), chunk=20)
+    activate(backend, f"{model.golden}/router-r4", 0, tmp_path)
+    activate(backend, f"{model.golden}/attn-experts-r16", 1, tmp_path)
+    beside = drive(backend, base + requests(model, 0) + requests(model, 1), chunk=20)
     assert beside[4].logprobs != alone[4].logprobs
     assert beside[:4] == alone[:4]
     backend.arena.release(0)
     backend.arena.release(1)
 
 
-def test_batch_invariant() -> None:
+def test_batch_invariant(model: GoldenModel) -> None:
     """With the flag even the batch's size leaves every bit alone; the answers stay the golden ones."""
-    backend = make_backend(MODEL, batch_invariant=True)
-    together = drive(backend, requests(-1))
-    check(f"golden/{MODEL}/base", together)
-    for index, request in enumerate(requests(-1)):
+    backend = make_backend(model.name, batch_invariant=True)
+    together = drive(backend, requests(model, -1))
+    check(model.base, together)
+    for index, request in enumerate(requests(model, -1)):
         alone = drive(backend, [request])[0]
         assert alone.token_ids == together[index].token_ids
         assert alone.logprobs == together[index].logprobs
 
 
-def test_prefix_reuse(backend: DeviceBackend) -> None:
+def test_prefix_reuse(backend: DeviceBackend, model: GoldenModel) -> None:
     """Blocks that an earlier request computed serve a later one with the same beginning."""
     ids = prompts()["p130"]
-    first = drive(backend, [DrivenRequest(ids, sampling=WHOLE)])[0]
+    sampling = whole(model)
+    first = drive(backend, [DrivenRequest(ids, sampling=sampling)])[0]
     reused = DrivenRequest(
-        ids, sampling=WHOLE, num_cached=112, block_ids=(*first.block_ids[:7], *range(100, 103))
+        ids, sampling=sampling, num_cached=112, block_ids=(*first.block_ids[:7], *range(100, 103))
     )
     second = drive(backend, [reused])[0]
     assert second.token_ids == first.token_ids

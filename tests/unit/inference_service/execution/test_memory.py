@@ -9,7 +9,7 @@ import torch
 from inference_service.execution.backend import load_backend
 from inference_service.execution.config import BackendConfig
 from inference_service.execution.memory import MemoryBudgetError, MemoryPlan, plan_memory
-from inference_service.models import ModelConfigError, ModelDescription, count_parameters, describe_model
+from inference_service.models import ModelConfigError, ModelDescription, describe_model, parameter_bytes
 from tests.support.tiny_model import CONFIG, make_weights, write_model
 
 CPU = torch.device("cpu")
@@ -31,7 +31,8 @@ def plan(description: ModelDescription, free: int = 1 << 30, **settings: int) ->
 def test_parameters_are_counted(description: ModelDescription) -> None:
     """All but the norms."""
     matrices = sum(w.size for w in make_weights(CONFIG).values() if w.ndim == 2)
-    assert count_parameters(description.spec) == matrices
+    assert parameter_bytes(description.spec, torch.float32) == 4 * matrices
+    assert parameter_bytes(description.spec, torch.bfloat16) == 2 * matrices
 
 
 def test_given_sizes_are_taken(description: ModelDescription) -> None:
@@ -43,7 +44,7 @@ def test_given_sizes_are_taken(description: ModelDescription) -> None:
 def test_derived_cache_holds_every_running_request(description: ModelDescription) -> None:
     """But no more, and no more than there is room for."""
     assert plan(description, max_running_requests=3).num_blocks == 3 * 256 // 16
-    weights = count_parameters(description.spec) * 4
+    weights = parameter_bytes(description.spec, torch.float32)
     tight = plan(description, free=weights + (1 << 20) + 20 * BLOCK_BYTES)
     assert tight.num_blocks == 20
     assert tight.max_context_tokens == 256

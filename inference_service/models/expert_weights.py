@@ -1,0 +1,72 @@
+"""The experts' matrices out of a checkpoint, whichever way it stores them. For `build.py`."""
+
+from collections.abc import Callable
+
+import torch
+
+from inference_service.layers.moe import ExpertLinear
+from inference_service.models.checkpoint import WeightSource
+from inference_service.models.errors import CheckpointError
+from inference_service.models.spec import ExpertLinearSpec, ExpertsSpec, FusedWeights, Mxfp4Weights
+from lorikeet_contract.schema import RowOrder
+from lorikeet_kernels.mxfp4 import BLOCK, NAN_SCALE, Mxfp4Weight
+from lorikeet_kernels.row_order import RowOrder as RowOrderName
+from lorikeet_kernels.row_order import slice_columns
+
+Allocate = Callable[..., torch.Tensor]
+"""A parameter of the given shape, on the device, in the compute dtype unless `dtype` is given."""
+
+
+def row_order_name(spec: ExpertsSpec) -> RowOrderName:
+    """The kernels' word for the spec's order of rows."""
+    return "interleaved" if spec.row_order is RowOrder.INTERLEAVED else "concatenated"
+
+
+def read_expert_linear(
+    spec: ExpertsSpec, linear: ExpertLinearSpec, source: WeightSource, allocate: Allocate
+) -> ExpertLinear:
+    """One projection of all experts, [E, out, in] or packed, with its bias.
+
+    Raises:
+        CheckpointError: a packed matrix holds a scale that is not a number. What is missing or misshaped is
+            the source's to report.
+    """
+    shape = (spec.num_experts, linear.site.out_features, linear.in_features)
+    bias = None
+    if linear.bias is not None:
+        bias = allocate(*shape[:2])
+        source.read_into(bias, linear.bias)
+    storage = linear.storage
+    if isinstance(storage, Mxfp4Weights):
+        return ExpertLinear(_read_packed(storage, shape, source, allocate), bias)
+    weight = allocate(*shape)
+    if isinstance(storage, FusedWeights):
+        source.read_into(weight, storage.name, transpose=storage.is_transposed)
+    else:
+        _read_one_by_one(weight, spec, linear, source)
+    return ExpertLinear(weight, bias)
+
+
+def _read_one_by_one(
+    weight: torch.Tensor, spec: ExpertsSpec, linear: ExpertLinearSpec, source: WeightSource
+) -> None:
+    modules = linear.site.modules
+    num_rows = weight.shape[1]
+    for expert in range(spec.num_experts):
+        for index, module in enumerate(modules):
+            rows = slice(None) if len(modules) == 1 else slice_columns(row_order_name(spec), num_rows, index)
+            source.read_into(weight[expert, rows], f"{module.path.format(expert=expert)}.weight")
+
+
+def _read_packed(
+    storage: Mxfp4Weights, shape: tuple[int, int, int], source: WeightSource, allocate: Allocate
+) -> Mxfp4Weight:
+    num_blocks = shape[2] // BLOCK
+    blocks = allocate(*shape[:2], num_blocks, BLOCK // 2, dtype=torch.uint8)
+    # Zeros, so that a tensor that is not there is reported as missing and not as full of odd scales.
+    scales = allocate(*shape[:2], num_blocks, dtype=torch.uint8).zero_()
+    source.read_into(blocks, storage.blocks)
+    source.read_into(scales, storage.scales)
+    if bool((scales == NAN_SCALE).any()):
+        raise CheckpointError(f"{storage.scales} holds the scale {NAN_SCALE}, which is not a number in MXFP4")
+    return Mxfp4Weight(blocks, scales)
