@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST_ARGS ?=
 COVERAGE := --cov --cov-report=term:skip-covered --cov-report=xml:var/coverage.xml
 
-.PHONY: help venv demo test test-long golden test-gpu fmt lint types protos bench clean
+.PHONY: help venv demo test test-long test-faults golden test-gpu fmt lint types protos bench clean
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ test: $(DEV) $(NODE) ## unit and integration tests with coverage
 
 test-long: $(DEV) $(NODE) ## golden parity, soak and fault suites
 	$(BIN)/python -m pytest -m "long and not gpu" $(PYTEST_ARGS)
+
+test-faults: $(DEV) ## the fault suites alone; prints fault x stage: lost, wrong, time to recover
+	$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 golden: $(DEV) ## numerical parity with the reference logits only
 	$(BIN)/python -m pytest tests/integration/golden -m "not gpu" $(PYTEST_ARGS)

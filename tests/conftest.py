@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-KINDS = ("unit", "integration", "gpu")
+KINDS = ("unit", "integration", "faults", "gpu")
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def _gpu_absence() -> str:
 
 
 def kind_of(path: Path) -> str:
-    """The marker named by the first folder below tests/; raises for a test outside the three."""
+    """The marker named by the first folder below tests/; raises for a test outside these folders."""
     top = path.relative_to(TESTS).parts[0]
     if top not in KINDS:
         raise pytest.UsageError(
@@ -35,7 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test with its folder's kind."""
     for item in items:
         if item.path.is_relative_to(TESTS):
-            item.add_marker(kind_of(item.path))
+            kind = kind_of(item.path)
+            item.add_marker(kind)
+            if kind == "faults":  # they take minutes, each of them
+                item.add_marker("long")
 
 
 # First, so that no fixture touches a GPU that is not there.
