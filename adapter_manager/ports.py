@@ -171,12 +171,16 @@ class Registry(Protocol):
         """The whole registry as of now, starting from an older view; the same object if nothing changed.
 
         Raises:
-            RegistryEmptiedError: the store holds nothing, though `view` says that it did; see `restore`.
+            RegistryBehindError: the store lacks commits that `view` has seen; see `restore`.
+            RegistryReplacedError: it holds nothing or another registry, and nothing was read before.
         """
         ...
 
     async def restore(self, view: RegistryView) -> RegistryView:
-        """Write a view into a store that lost everything, unless somebody did so already."""
+        """Write a view into a store that lacks commits which the view has, and read what is there then.
+
+        Where somebody else restored it from an older view, only what nobody changed since is written.
+        """
         ...
 
     async def raise_generation(self, minimum: int) -> None:
@@ -213,6 +217,10 @@ class NodeClient(Protocol):
 
     async def unload(self, digest: str, *, keep_on_disk: bool, timeout_s: float) -> bool:
         """Take a revision off the node once no request holds it; False: it was not there."""
+        ...
+
+    async def refuse_demand(self, digest: str, reason: str) -> bool:
+        """Let requests on the node that wait for a revision end, for tenants to read why. False: none did."""
         ...
 
     async def close(self) -> None:

@@ -104,6 +104,7 @@ class PayloadSource(Protocol):
         Raises:
             PayloadMissingError: neither in the cache nor in a store that can be read.
             PayloadError: its manifest's sha256 is not the digest, or it is cut short.
+            DiskCacheError: the disk cache cannot be written.
         """
         ...
 
@@ -111,8 +112,12 @@ class PayloadSource(Protocol):
         """Digests in the disk cache."""
         ...
 
-    def remove(self, digest: str) -> None:
-        """Delete a revision from the disk cache."""
+    def remove(self, digest: str) -> bool:
+        """Delete a revision from the disk cache. False: there was none, or it could not be deleted."""
+        ...
+
+    def make_room(self, num_bytes: int) -> bool:
+        """Free this much of the disk cache, the least recently used first. False: there is not as much."""
         ...
 
 
@@ -133,6 +138,18 @@ class AdapterGate(Protocol):
 
     def release(self, digest: str, request_id: str, now_s: float) -> None:
         """Give the request's lease back; exactly once for each `acquire`."""
+        ...
+
+
+class TokenObserver(Protocol):
+    """Hears when requests' tokens come, for metrics. Never blocks, never raises."""
+
+    def first_token(self, seconds: float) -> None:
+        """A request's first token came this long after the request."""
+        ...
+
+    def next_tokens(self, gap_s: float, count: int) -> None:
+        """More tokens came, each this long after the one before."""
         ...
 
 
@@ -187,6 +204,14 @@ class Engine(Protocol):
 
     async def unload_adapter(self, digest: str, *, keep_on_disk: bool) -> bool:
         """Take a revision off device and host once no request holds it. False: it was not there."""
+        ...
+
+    async def refuse_demand(self, digest: str, reason: str) -> bool:
+        """The manager cannot bring a demanded revision: who waits for it ends. False: nobody did."""
+        ...
+
+    async def make_disk_room(self, num_bytes: int) -> bool:
+        """Free this much of the disk cache. False: it does not hold as much."""
         ...
 
     async def resident(self) -> Sequence[ResidentAdapter]:

@@ -1,13 +1,14 @@
 """Loads and unloads on one node: each revision for itself, a few at a time, failures remembered."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import structlog
 
 from adapter_manager.application.payloads import PayloadPusher
-from adapter_manager.domain.errors import ArtifactStoreError, NodeCallError
+from adapter_manager.domain.errors import ArtifactMissingError, ArtifactStoreError, NodeCallError
 from adapter_manager.domain.node import ResidencyTier, ResidentAdapter
 from adapter_manager.domain.placement import LoadStep, UnloadStep, satisfies
 from adapter_manager.domain.retries import Failure, failed_again
@@ -145,8 +146,13 @@ class NodeWork:
             # Also where the files are missing: a volume may come back, and the names stay with this revision.
             # Taking it out of the registry would let a name answer with an older one.
             self.failed(digest, error.message, is_final=False)
+            if isinstance(error, ArtifactMissingError):
+                await self._refuse(digest, error.message)
         except NodeCallError as error:
-            self.failed(digest, error.message, is_final=error.node_code in _FINAL)
+            is_final = error.node_code in _FINAL
+            self.failed(digest, error.message, is_final=is_final)
+            if is_final:
+                await self._refuse(digest, error.node_message)
         else:
             self.held[digest] = adapter
             if not satisfies(adapter, step.tier, is_pinned=step.is_pinned):
@@ -155,6 +161,12 @@ class NodeWork:
                 return
             self.failures.pop(digest, None)
             log.info("residency.loaded", node=self._client.address, digest=digest, tier=adapter.tier.value)
+
+    async def _refuse(self, digest: str, reason: str) -> None:
+        """Requests that wait on the node for what cannot come are to end now, and not when they time out."""
+        with contextlib.suppress(NodeCallError):  # a node of an earlier release, or one that just went away
+            if await self._client.refuse_demand(digest, reason):
+                log.warning("residency.demand_refused", node=self._client.address, digest=digest)
 
     async def _drop(self, step: UnloadStep) -> None:
         try:

@@ -227,7 +227,7 @@ class PurgeInProgressError(ServiceError):
 
 
 class NodeCallError(ServiceError):
-    """A node refused a call or is away; says which node, and its own code and reason."""
+    """A node refused a call or is away; says which node, and its own code, reason and words."""
 
     code = StatusCode.UNAVAILABLE
     reason = "NODE_CALL"
@@ -239,3 +239,4 @@ class NodeCallError(ServiceError):
         )
         self.node_code = node_code
         self.node_reason = node_reason
+        self.node_message = message

@@ -1,12 +1,13 @@
 """The NodeClient port over gRPC: one channel to one inference service, with the node token."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import grpc
 
 from adapter_manager.domain.catalog import NodeCatalog
-from adapter_manager.domain.errors import NodeCallError
+from adapter_manager.domain.errors import ArtifactStoreError, NodeCallError
 from adapter_manager.domain.node import NodeEvent, NodeModel, ResidencySnapshot, ResidentAdapter
 from adapter_manager.infra import node_messages
 from adapter_manager.ports import LoadOrder
@@ -65,9 +66,16 @@ class GrpcNodeClient:
         self, order: LoadOrder, payload: AsyncIterator[bytes] | None, timeout_s: float
     ) -> ResidentAdapter:
         """See ports.NodeClient."""
+        failures: list[ArtifactStoreError] = []
         async with self._errors_named():
-            parts = node_messages.load_parts(order, payload)
-            response = await self._residency.LoadAdapter(parts, timeout=timeout_s)
+            parts = node_messages.load_parts(order, payload and _noting(payload, failures))
+            try:
+                response = await self._residency.LoadAdapter(parts, timeout=timeout_s)
+            except (asyncio.CancelledError, grpc.RpcError):
+                # What a request iterator raises ends the call as if it had been cancelled.
+                if failures:
+                    raise failures[0] from None
+                raise
             return node_messages.resident_adapter(response.adapter)
 
     async def unload(self, digest: str, *, keep_on_disk: bool, timeout_s: float) -> bool:
@@ -76,6 +84,13 @@ class GrpcNodeClient:
         async with self._errors_named():
             response = await self._residency.UnloadAdapter(request, timeout=timeout_s)
             return response.unloaded
+
+    async def refuse_demand(self, digest: str, reason: str) -> bool:
+        """See ports.NodeClient."""
+        request = residency_pb2.RefuseDemandRequest(digest=digest, reason=reason)
+        async with self._errors_named():
+            response = await self._residency.RefuseDemand(request, timeout=_CALL_TIMEOUT_S)
+            return response.was_awaited
 
     async def close(self) -> None:
         """See ports.NodeClient."""
@@ -98,3 +113,12 @@ class GrpcNodeClient:
             raise NodeCallError(
                 self.address, failure.code, failure.reason, failure.message or failure.code.value
             ) from error
+
+
+async def _noting(payload: AsyncIterator[bytes], failures: list[ArtifactStoreError]) -> AsyncGenerator[bytes]:
+    try:
+        async for data in payload:
+            yield data
+    except ArtifactStoreError as error:
+        failures.append(error)
+        raise

@@ -4,10 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import structlog
+
 from inference_service.domain.adapter import AdapterSource, DesiredAdapter, ResidencyTier, ResidentAdapter
-from inference_service.domain.errors import AdapterTooLargeError, InvalidRequestError
+from inference_service.domain.errors import (
+    AdapterTooLargeError,
+    AdapterUnavailableError,
+    DiskCacheError,
+    InvalidRequestError,
+    PayloadMissingError,
+)
 from inference_service.engine.payload_cache import PayloadReceiver, parse_manifest
 from inference_service.ports import Engine
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +60,25 @@ class AdapterIntake:
             InvalidRequestError: no header came first.
             PayloadError: manifest or payload are not what the digest says; nothing is kept.
             AdapterTooLargeError: it cannot fit this node.
+            DiskCacheError: the disk was full; room was made, so that another attempt may succeed.
+            AdapterUnavailableError: the disk is full, and no adapter's bytes could be given up for this one.
         """
         header = await anext(parts, None)
         if not isinstance(header, LoadHeader):
             raise InvalidRequestError("part: a load begins with its header", metadata={"field": "part"})
-        manifest = parse_manifest(header.digest, header.manifest)
-        if not header.store_path and not await self._is_here(header.digest):
-            await self._receive(header, manifest.payload_bytes, parts)
-        source = AdapterSource(header.digest, header.store_path, manifest.payload_bytes)
-        return await self._engine.load_adapter(DesiredAdapter(source, header.tier, header.pinned))
+        num_bytes = parse_manifest(header.digest, header.manifest).payload_bytes
+        source = AdapterSource(header.digest, header.store_path, num_bytes)
+        wanted = DesiredAdapter(source, header.tier, header.pinned)
+        if header.store_path:
+            return await self._engine.load_adapter(wanted)
+        if await self._is_here(header.digest):
+            try:
+                return await self._engine.load_adapter(wanted)
+            except PayloadMissingError:
+                # What was here was damaged and thrown away; the payload that follows takes its place.
+                log.info("residency.replaced", adapter=header.digest)
+        await self._receive(header, num_bytes, parts)
+        return await self._engine.load_adapter(wanted)
 
     async def _is_here(self, digest: str) -> bool:
         held = {a.digest for a in await self._engine.resident() if a.tier is not ResidencyTier.ABSENT}
@@ -72,7 +92,18 @@ class AdapterIntake:
                 f"the payload has {payload_bytes} bytes, this node's disk cache {self._max_payload_bytes}",
                 metadata={"limit": "disk_cache_bytes", "maximum": str(self._max_payload_bytes)},
             )
-        receiver = PayloadReceiver(self._cache_dir, header.digest, header.manifest)
+        try:
+            await self._write(PayloadReceiver(self._cache_dir, header.digest, header.manifest), parts)
+        except DiskCacheError as error:
+            if await self._engine.make_disk_room(payload_bytes):
+                raise
+            raise AdapterUnavailableError(
+                f"{error.message}, and nothing there could make room for {payload_bytes} bytes"
+            ) from error
+
+    async def _write(
+        self, receiver: PayloadReceiver, parts: AsyncIterator[LoadHeader | PayloadChunk]
+    ) -> None:
         try:
             async for part in parts:
                 if not isinstance(part, PayloadChunk):

@@ -80,6 +80,10 @@ class ResidencyService:
         """Take a revision off the device and the host once it is idle. False: it was not there."""
         return await self._engine.unload_adapter(digest, keep_on_disk=keep_on_disk)
 
+    async def refuse_demand(self, digest: str, reason: str) -> bool:
+        """End the requests that wait for what the manager cannot bring. False: there were none."""
+        return await self._engine.refuse_demand(digest, reason)
+
     async def report(self) -> ResidencyReport:
         """All that is here now."""
         limits, status = self._engine.info.limits, await self._engine.status()

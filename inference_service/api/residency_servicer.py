@@ -47,6 +47,14 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
         unloaded = await self._service.unload(digest, keep_on_disk=convert.keep_on_disk(request))
         return residency_pb2.UnloadAdapterResponse(unloaded=unloaded)
 
+    async def RefuseDemand(
+        self, request: residency_pb2.RefuseDemandRequest, context: Context
+    ) -> residency_pb2.RefuseDemandResponse:
+        """End who waits for a revision that the manager cannot bring."""
+        digest = convert.digest("digest", request.digest)
+        was_awaited = await self._service.refuse_demand(digest, request.reason)
+        return residency_pb2.RefuseDemandResponse(was_awaited=was_awaited)
+
     async def ListResident(
         self, request: residency_pb2.ListResidentRequest, context: Context
     ) -> residency_pb2.ListResidentResponse:

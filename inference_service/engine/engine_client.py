@@ -27,6 +27,8 @@ from inference_service.engine.messages import (
     GetStatus,
     ListResident,
     LoadAdapter,
+    MakeDiskRoom,
+    RefuseDemand,
     Reply,
     ResidencyNews,
     SetDesired,
@@ -150,6 +152,14 @@ class EngineClient:
     async def unload_adapter(self, digest: str, *, keep_on_disk: bool) -> bool:
         """Take a revision off device and host once no request holds it."""
         return (await self._call(lambda call_id: UnloadAdapter(call_id, digest, keep_on_disk))).done
+
+    async def refuse_demand(self, digest: str, reason: str) -> bool:
+        """End who waits for a revision that the manager cannot bring."""
+        return (await self._call(lambda call_id: RefuseDemand(call_id, digest, reason))).done
+
+    async def make_disk_room(self, num_bytes: int) -> bool:
+        """Free this much of the disk cache."""
+        return (await self._call(lambda call_id: MakeDiskRoom(call_id, num_bytes))).done
 
     async def resident(self) -> Sequence[ResidentAdapter]:
         """All revisions this node knows; none while the engine is being restarted."""

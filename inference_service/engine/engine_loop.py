@@ -19,6 +19,8 @@ from inference_service.engine.messages import (
     GetStatus,
     ListResident,
     LoadAdapter,
+    MakeDiskRoom,
+    RefuseDemand,
     Reply,
     ResidencyNews,
     SetDesired,
@@ -123,6 +125,13 @@ class EngineLoop:
                     digest,
                     keep_on_disk=keep_on_disk,
                     on_done=lambda was_there: self._side.send(Reply(call_id, done=was_there)),
+                )
+            case RefuseDemand(call_id, digest, reason):
+                was_awaited = self._residency.refuse_demand(digest, reason, self._clock())
+                self._side.send(Reply(call_id, done=was_awaited))
+            case MakeDiskRoom(call_id, num_bytes):
+                self._residency.make_disk_room(
+                    num_bytes, lambda is_freed: self._side.send(Reply(call_id, done=is_freed))
                 )
             case GetStatus(call_id):
                 self._side.send(Reply(call_id, status=self._status()))

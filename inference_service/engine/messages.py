@@ -54,6 +54,21 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     keep_on_disk: bool
 
 
+class RefuseDemand(msgspec.Struct, frozen=True, tag=True):
+    """The manager cannot bring a demanded revision. Reply: bool, whether anybody waited for it."""
+
+    call_id: int
+    digest: str
+    reason: str
+
+
+class MakeDiskRoom(msgspec.Struct, frozen=True, tag=True):
+    """Free this much of the disk cache. Reply: bool, whether there was as much."""
+
+    call_id: int
+    num_bytes: int
+
+
 class GetStatus(msgspec.Struct, frozen=True, tag=True):
     """Reply: EngineStatus."""
 
@@ -127,6 +142,8 @@ ToEngine = (
     | SetTenants
     | LoadAdapter
     | UnloadAdapter
+    | RefuseDemand
+    | MakeDiskRoom
     | GetStatus
     | GetReport
     | ListResident

@@ -45,7 +45,16 @@ class _Read:
     took_s: float
 
 
-_Job = Future[_Fetched] | Future[_Read] | Future[None]
+@dataclass(frozen=True, slots=True)
+class _Discarded:
+    """What was in the disk cache is gone, if it was there; `error` is what was wrong with it."""
+
+    error: ServiceError
+    stage: LoadStage
+    was_cached: bool
+
+
+_Job = Future[_Fetched] | Future[_Read] | Future[_Discarded] | Future[bool]
 
 
 class HostLoads:
@@ -71,6 +80,7 @@ class HostLoads:
         self._config = config
         self._arena_bytes = arena_bytes
         self._in_flight: list[tuple[AdapterEntry, _Job]] = []
+        self._errands: list[tuple[Future[bool], Callable[[bool], None]]] = []
 
     @property
     def is_busy(self) -> bool:
@@ -81,6 +91,10 @@ class HostLoads:
         """Take in what the worker threads finished."""
         done = [job for job in self._in_flight if job[1].done()]
         self._in_flight = [job for job in self._in_flight if not job[1].done()]
+        ended = [errand for errand in self._errands if errand[0].done()]
+        self._errands = [errand for errand in self._errands if not errand[0].done()]
+        for errand, on_done in ended:
+            on_done(errand.exception() is None and errand.result())
         for entry, future in done:
             entry.is_loading = False
             self._table.is_dirty = True
@@ -91,8 +105,10 @@ class HostLoads:
             result = future.result()
             if isinstance(result, _Fetched):
                 self._take_fetched(entry, result, now_s)
-            elif result is not None:
+            elif isinstance(result, _Read):
                 self._take_read(entry, result)
+            elif isinstance(result, _Discarded):
+                self._take_discarded(entry, result, now_s)
 
     def start(self, now_s: float) -> None:
         """Begin loads, the most urgent first, as far as workers and room allow."""
@@ -122,6 +138,12 @@ class HostLoads:
         if entry := self._table.entries.get(digest):
             entry.on_disk = False
             self._watch(entry, future)
+
+    def make_disk_room(self, num_bytes: int, on_done: Callable[[bool], None]) -> None:
+        """Free this much of the disk cache, on a worker thread; tells whether there was as much."""
+        future = self._executor.submit(self._source.make_room, num_bytes)
+        self._errands.append((future, on_done))
+        future.add_done_callback(lambda _: self._wake())
 
     def tell_demands(self, now_s: float) -> None:
         """Ask the manager for payloads that requests wait for and only it can bring; again now and then."""
@@ -173,6 +195,7 @@ class HostLoads:
         entry.failure = None
         entry.num_failures = 0
         entry.retry_at_s = 0.0
+        entry.was_refetched = False
         self.num_loads += 1
         self._table.changed(entry)
         log.info("residency.admitted", adapter=entry.digest, host_bytes=entry.num_bytes)
@@ -189,11 +212,32 @@ class HostLoads:
             self._table.end_calls(entry, error)
             return
         if not isinstance(error, ServiceError):
-            error = PayloadError(f"{type(error).__name__}: {error}")
-        # What is in the disk cache may be damaged; the next try fetches it anew.
-        self.remove_from_disk(entry.digest)
+            log.error("residency.load_crashed", adapter=entry.digest, exc_info=error)
+            # Its text may hold paths of the operator, and this one reaches the tenant.
+            error = PayloadError(f"its files cannot be read here ({type(error).__name__})")
         log.warning("residency.load_failed", adapter=entry.digest, reason=error.message)
-        self._table.fail(entry, stage, error, now_s)
+        if isinstance(error, PayloadError):
+            self._discard(entry, stage, error)
+        else:
+            self._table.fail(entry, stage, error, now_s)
+
+    def _discard(self, entry: AdapterEntry, stage: LoadStage, error: PayloadError) -> None:
+        """What is in the disk cache may be what is damaged: no later try is to find it there."""
+        digest = entry.digest
+        entry.on_disk = False
+
+        def discard() -> _Discarded:
+            return _Discarded(error, stage, was_cached=self._source.remove(digest))
+
+        self._watch(entry, self._executor.submit(discard))
+
+    def _take_discarded(self, entry: AdapterEntry, result: _Discarded, now_s: float) -> None:
+        if result.was_cached and not entry.was_refetched:
+            # The store's copy may be whole: fetched once more before anybody is told of a failure.
+            entry.was_refetched = True
+            log.info("residency.refetched", adapter=entry.digest)
+            return
+        self._table.fail(entry, result.stage, result.error, now_s)
 
     def _take_no_room(self, entry: AdapterEntry, now_s: float) -> None:
         """The pool has less room than our count says; ask it again with one revision less."""

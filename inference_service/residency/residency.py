@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+import structlog
+
 from inference_service.domain.adapter import (
     AdapterDemand,
     AdapterStanding,
@@ -16,8 +18,12 @@ from inference_service.domain.adapter import (
     ResidencyTier,
     ResidentAdapter,
 )
-from inference_service.domain.engine_report import ResidencyCounts
-from inference_service.domain.errors import AdapterNotFoundError, AdapterUnavailableError
+from inference_service.domain.engine_report import LoadStage, ResidencyCounts
+from inference_service.domain.errors import (
+    AdapterNotFoundError,
+    AdapterUnavailableError,
+    PayloadMissingError,
+)
 from inference_service.ports import DeviceArena, HostPool, PayloadSource
 from inference_service.residency.config import ResidencyConfig
 from inference_service.residency.entry import AdapterEntry, LoadCall
@@ -32,6 +38,8 @@ _BACKGROUND_S = 1.0
 # A monitor is told this many revisions by digest, and of the others how many they are.
 _MAX_LISTED = 64
 _LISTED_TIERS = (ResidencyTier.HOST, ResidencyTier.COPYING, ResidencyTier.ACTIVE)
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,7 @@ class Residency:
         if entry.desired is not ResidencyTier.ACTIVE:
             entry.desired = wanted.tier
         entry.failure, entry.retry_at_s, entry.awaits_stream = None, 0.0, False
+        entry.was_refetched = False
         entry.calls.append(LoadCall(wanted.tier, now_s, on_done))
         self._table.changed(entry)
 
@@ -149,6 +158,23 @@ class Residency:
         entry.keep_on_disk = entry.keep_on_disk and keep_on_disk
         entry.unloads.append(on_done)
         self._table.changed(entry)
+
+    def refuse_demand(self, digest: str, reason: str, now_s: float) -> bool:
+        """The manager cannot stream a revision: who waits for it fails as after any other failed load.
+
+        False: it is not waited for, or came by itself meanwhile.
+        """
+        entry = self._table.entries.get(digest)
+        if entry is None or not entry.awaits_stream:
+            return False
+        entry.awaits_stream = False
+        log.warning("residency.demand_refused", adapter=digest, reason=reason)
+        self._table.fail(entry, LoadStage.FETCH, PayloadMissingError(reason), now_s)
+        return True
+
+    def make_disk_room(self, num_bytes: int, on_done: Callable[[bool], None]) -> None:
+        """Free this much of the disk cache; tells whether there was as much."""
+        self._loads.make_disk_room(num_bytes, on_done)
 
     def poll(self, now_s: float) -> None:
         """Take in what ended and begin what can begin. Between steps only."""
@@ -211,7 +237,9 @@ class Residency:
     def counts(self) -> ResidencyCounts:
         """What a monitor wants to know, as of now."""
         held = [entry for entry in self._table.entries.values() if entry.tier in _LISTED_TIERS]
-        recent = heapq.nlargest(_MAX_LISTED, held, key=lambda entry: entry.touched_s)
+        recent = heapq.nlargest(
+            _MAX_LISTED, held, key=lambda entry: (entry.slot is not None, entry.touched_s)
+        )
         numbers = Counter(entry.tier for entry in held)
         return ResidencyCounts(
             listed=tuple((entry.digest, entry.tier) for entry in recent),

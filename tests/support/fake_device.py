@@ -142,11 +142,12 @@ class FakeArena:
 
 
 class FakeSource:
-    """Revisions by digest; unknown ones are missing."""
+    """Revisions by digest; unknown ones are missing. `damaged` are those whose cached copy is."""
 
     def __init__(self) -> None:
         self.manifests: dict[str, Manifest] = {}
         self.fetches: list[str] = []
+        self.damaged: set[str] = set()
 
     def add(self, name: str, num_bytes: int = 100) -> str:
         """Make a revision available; returns its digest."""
@@ -165,9 +166,17 @@ class FakeSource:
         """Nothing is on disk but what was added."""
         return tuple(self.manifests)
 
-    def remove(self, digest: str) -> None:
-        """Forget."""
+    def remove(self, digest: str) -> bool:
+        """Forget; of a damaged one only the damage, as if the store still had it."""
+        if digest in self.damaged:
+            self.damaged.remove(digest)
+            return True
         self.manifests.pop(digest, None)
+        return False
+
+    def make_room(self, num_bytes: int) -> bool:
+        """There is always room."""
+        return True
 
 
 class ManualExecutor(Executor):

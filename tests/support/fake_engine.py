@@ -90,6 +90,9 @@ class FakeEngine:
         self.store_url = ""
         self.loads: list[DesiredAdapter] = []
         self.load_error: Exception | None = None
+        self.refused: dict[str, str] = {}
+        self.freed: list[int] = []
+        self.can_free = True
         self.num_closed = 0
         self._is_draining = False
         self._watchers: set[asyncio.Queue[ResidentAdapter | AdapterDemand | EngineDeadError]] = set()
@@ -198,6 +201,14 @@ class FakeEngine:
 
     async def unload_adapter(self, digest: str, *, keep_on_disk: bool) -> bool:
         return self.adapters.pop(digest, None) is not None
+
+    async def refuse_demand(self, digest: str, reason: str) -> bool:
+        self.refused[digest] = reason
+        return True
+
+    async def make_disk_room(self, num_bytes: int) -> bool:
+        self.freed.append(num_bytes)
+        return self.can_free
 
     async def resident(self) -> Sequence[ResidentAdapter]:
         return tuple(self.adapters.values())

@@ -47,6 +47,8 @@ class FakeNode:
         self.refusals: dict[str, ServiceError] = {}
         self.loads: list[str] = []
         self.unloads: list[str] = []
+        # Digest and reason of each demand that the manager said it cannot meet.
+        self.refused: dict[str, str] = {}
         self.streamed: dict[str, bytes] = {}
         self.syncs: list[int] = []
         self._server: grpc.aio.Server | None = None
@@ -164,6 +166,10 @@ class FakeNode:
         await self._emit(pb.WatchResidencyResponse(changed=adapter))
         return True
 
+    def refuse_demand(self, digest: str, reason: str) -> bool:
+        self.refused[digest] = reason
+        return True
+
     async def watch(self) -> AsyncIterator[pb.WatchResidencyResponse]:
         events: asyncio.Queue[pb.WatchResidencyResponse] = asyncio.Queue()
         self._watchers.append(events)
@@ -208,6 +214,9 @@ class _Residency(residency_service_pb2_grpc.ResidencyServiceServicer):
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Any) -> pb.UnloadAdapterResponse:
         unloaded = await self._node.unload(request.digest, keep_on_disk=request.keep_on_disk)
         return pb.UnloadAdapterResponse(unloaded=unloaded)
+
+    async def RefuseDemand(self, request: Any, context: Any) -> pb.RefuseDemandResponse:
+        return pb.RefuseDemandResponse(was_awaited=self._node.refuse_demand(request.digest, request.reason))
 
     async def ListResident(self, request: Any, context: Any) -> pb.ListResidentResponse:
         return self._node.snapshot()

@@ -11,8 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from inference_service.api import adapter_intake
 from inference_service.domain.adapter import AdapterDemand, ResidencyTier, ResidentAdapter
-from inference_service.domain.errors import AdapterUnavailableError
+from inference_service.domain.errors import AdapterUnavailableError, DiskCacheError, PayloadMissingError
+from inference_service.engine.payload_cache import PayloadReceiver
 from lorikeet.residency.v1 import residency_pb2
 from lorikeet_contract.manifest import Manifest, PayloadDtype, PayloadLayer
 from lorikeet_rpc.errors import from_rpc_error
@@ -201,8 +203,61 @@ async def test_a_payload_above_the_cache_is_refused_at_once(tmp_path: Path) -> N
     """By its manifest, before a byte of it is kept."""
     async with run_node(tmp_path, disk_cache_bytes=1000) as node:
         call = node.residency.LoadAdapter(load_parts(), metadata=auth(NODE_TOKEN))
-        assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await code_of(call) is grpc.StatusCode.FAILED_PRECONDITION
         assert left_behind(node.cache_dir) == []
+
+
+class FullDisk(PayloadReceiver):
+    """A receiver whose disk takes nothing."""
+
+    def write(self, offset: int, data: bytes) -> None:
+        """As a write that fails."""
+        raise DiskCacheError("this node's disk cache cannot take it: No space left on device")
+
+
+@pytest.mark.parametrize("can_free", [True, False])
+async def test_a_full_disk_cache_makes_room_or_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, can_free: bool
+) -> None:
+    """With room made another attempt is worth while (RESOURCE_EXHAUSTED); with none to make it is not."""
+    monkeypatch.setattr(adapter_intake, "PayloadReceiver", FullDisk)
+    async with run_node(tmp_path) as node:
+        node.engine.can_free = can_free
+        call = node.residency.LoadAdapter(load_parts(), metadata=auth(NODE_TOKEN))
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED if can_free else grpc.StatusCode.FAILED_PRECONDITION
+        assert await code_of(call) is code
+        assert node.engine.freed == [len(PAYLOAD)]
+        assert (left_behind(node.cache_dir), node.engine.loads) == ([], [])
+
+
+async def test_a_stream_replaces_what_was_here_and_damaged(tmp_path: Path) -> None:
+    """The engine throws its copy away while it loads it: the chunks that follow are taken after all."""
+    async with run_node(tmp_path) as node:
+        node.engine.adapters[MANIFEST.digest] = ResidentAdapter(MANIFEST.digest, ResidencyTier.DISK)
+        node.engine.load_error = PayloadMissingError("not on this node")
+
+        async def parts() -> Any:
+            header, *chunks = load_parts()
+            yield header
+            await eventually(lambda: node.engine.loads)
+            node.engine.load_error = None
+            for chunk in chunks:
+                yield chunk
+
+        await node.residency.LoadAdapter(parts(), metadata=auth(NODE_TOKEN))
+        assert (node.cache_dir / MANIFEST.digest / "payload").read_bytes() == PAYLOAD
+        assert len(node.engine.loads) == 2
+
+
+async def test_a_refused_demand_reaches_the_engine(tmp_path: Path) -> None:
+    """With the manager's words; a digest that is none is refused itself."""
+    async with run_node(tmp_path) as node:
+        request = residency_pb2.RefuseDemandRequest(digest=DIGEST, reason="lost")
+        reply = await node.residency.RefuseDemand(request, metadata=auth(NODE_TOKEN))
+        assert (reply.was_awaited, node.engine.refused) == (True, {DIGEST: "lost"})
+        request.digest = "../x"
+        call = node.residency.RefuseDemand(request, metadata=auth(NODE_TOKEN))
+        assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_cancelled_upload_leaves_nothing(tmp_path: Path) -> None:

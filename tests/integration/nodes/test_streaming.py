@@ -1,12 +1,14 @@
 """Payloads for nodes that cannot read the store, on a load or on their own demand."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from adapter_manager.application.payloads import PayloadPusher
 from adapter_manager.domain.adapter import WantedTier
-from adapter_manager.domain.errors import NodeCallError
+from adapter_manager.domain.errors import ArtifactMissingError, NodeCallError
 from adapter_manager.domain.node import ResidencyTier
 from lorikeet_contract.manifest import PayloadDtype
 from tests.support.built_revisions import MemoryArtifacts, make_built
@@ -40,7 +42,7 @@ async def test_a_demand_is_answered_with_the_payload(tmp_path: Path) -> None:
 
 
 async def test_files_that_are_gone_leave_the_names_where_they_are(tmp_path: Path) -> None:
-    """The name never falls back to an older revision; once the files are back a demand is answered."""
+    """The name never falls back to an older revision; who waits is told; once they are back a demand is met."""
     async with stack(tmp_path, shares_store=False) as (parts, (node,)):
         assert isinstance(parts.store, MemoryArtifacts)
         await parts.push("demo/a", "one")
@@ -50,6 +52,7 @@ async def test_files_that_are_gone_leave_the_names_where_they_are(tmp_path: Path
         await node.demand(second.digest)
         agent = parts.agents[0]
         await eventually(lambda: second.digest in agent.work.failures)
+        await eventually(lambda: "is not in the store" in node.refused.get(second.digest, ""))
         adapter = (await parts.adapters.get(DEMO, "a")).adapter
         assert (adapter.current_digest, adapter.alias("prod")) == (second.digest, second.digest)
         assert node.names() == {"demo/a": second.digest}
@@ -75,3 +78,30 @@ async def test_calls_to_a_node_that_is_away_or_refuses_are_named(tmp_path: Path)
         with pytest.raises(NodeCallError) as caught:
             await client.resident()
         assert caught.value.node_code == "UNAVAILABLE"
+
+
+async def test_a_payload_that_is_lost_while_it_is_sent_is_a_failure_like_others(tmp_path: Path) -> None:
+    """The manifest was there, the payload is not: told, remembered, and not tried again at once."""
+    async with stack(tmp_path, shares_store=False) as (parts, (node,)):
+        revision, _ = await parts.push("demo/a")
+
+        async def lost(digest: str, offset: int = 0) -> AsyncIterator[bytes]:
+            yield b"x"
+            raise ArtifactMissingError(f"revision {digest} is not whole")
+
+        parts.store.payload = lost  # type: ignore[method-assign]
+        (placement,) = await parts.residency.load(DEMO, "a", WantedTier.HOST, 5)
+        assert placement.failure == f"revision {revision.digest} is not whole"
+        assert node.refused == {revision.digest: placement.failure}
+        await asyncio.sleep(1.0)
+        assert 2 <= len(node.loads) <= 6  # one that reads the store, and then with growing pauses
+
+
+async def test_what_the_node_takes_for_bad_is_refused_in_the_nodes_words(tmp_path: Path) -> None:
+    """Without the node's address, which is no business of tenants."""
+    async with stack(tmp_path, shares_store=False) as (parts, (node,)):
+        revision, _ = await parts.push("demo/a")
+        await eventually(node.names)
+        node.refusals[revision.digest] = RefusedError("layer 3 is damaged")
+        await node.demand(revision.digest)
+        await eventually(lambda: node.refused == {revision.digest: "layer 3 is damaged"})

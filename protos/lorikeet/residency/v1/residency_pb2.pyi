@@ -517,6 +517,51 @@ class Demand(_message.Message):
 Global___Demand: _TypeAlias = Demand  # noqa: Y015
 
 @_typing.final
+class RefuseDemandRequest(_message.Message):
+    """The manager cannot bring what this node demanded: its files are lost, or this node took them for bad."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    reason: _builtins.str
+    """Why, in words that the waiting requests' tenants may read."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefuseDemandRequest: _TypeAlias = RefuseDemandRequest  # noqa: Y015
+
+@_typing.final
+class RefuseDemandResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_AWAITED_FIELD_NUMBER: _builtins.int
+    was_awaited: _builtins.bool
+    """False: nobody waited for it."""
+    def __init__(
+        self,
+        *,
+        was_awaited: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_awaited", b"was_awaited"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefuseDemandResponse: _TypeAlias = RefuseDemandResponse  # noqa: Y015
+
+@_typing.final
 class Usage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

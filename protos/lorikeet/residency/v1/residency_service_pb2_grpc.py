@@ -60,6 +60,11 @@ class ResidencyServiceStub:
                 request_serializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.WatchResidencyRequest.SerializeToString,
                 response_deserializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.WatchResidencyResponse.FromString,
                 _registered_method=True)
+        self.RefuseDemand = channel.unary_unary(
+                '/lorikeet.residency.v1.ResidencyService/RefuseDemand',
+                request_serializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandRequest.SerializeToString,
+                response_deserializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/lorikeet.residency.v1.ResidencyService/Drain',
                 request_serializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.DrainRequest.SerializeToString,
@@ -101,6 +106,13 @@ class ResidencyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RefuseDemand(self, request, context):
+        """Requests that wait for the revision end with FAILED_PRECONDITION instead of waiting on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -134,6 +146,11 @@ def add_ResidencyServiceServicer_to_server(servicer, server):
                     servicer.WatchResidency,
                     request_deserializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.WatchResidencyRequest.FromString,
                     response_serializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.WatchResidencyResponse.SerializeToString,
+            ),
+            'RefuseDemand': grpc.unary_unary_rpc_method_handler(
+                    servicer.RefuseDemand,
+                    request_deserializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandRequest.FromString,
+                    response_serializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -277,6 +294,33 @@ class ResidencyService:
             '/lorikeet.residency.v1.ResidencyService/WatchResidency',
             lorikeet_dot_residency_dot_v1_dot_residency__pb2.WatchResidencyRequest.SerializeToString,
             lorikeet_dot_residency_dot_v1_dot_residency__pb2.WatchResidencyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RefuseDemand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorikeet.residency.v1.ResidencyService/RefuseDemand',
+            lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandRequest.SerializeToString,
+            lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandResponse.FromString,
             options,
             channel_credentials,
             insecure,

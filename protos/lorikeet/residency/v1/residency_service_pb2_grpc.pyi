@@ -38,6 +38,8 @@ class ResidencyServiceStub:
     UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_residency_pb2.UnloadAdapterRequest, _residency_pb2.UnloadAdapterResponse]
     ListResident: _grpc.UnaryUnaryMultiCallable[_residency_pb2.ListResidentRequest, _residency_pb2.ListResidentResponse]
     WatchResidency: _grpc.UnaryStreamMultiCallable[_residency_pb2.WatchResidencyRequest, _residency_pb2.WatchResidencyResponse]
+    RefuseDemand: _grpc.UnaryUnaryMultiCallable[_residency_pb2.RefuseDemandRequest, _residency_pb2.RefuseDemandResponse]
+    """Requests that wait for the revision end with FAILED_PRECONDITION instead of waiting on."""
     Drain: _grpc.UnaryUnaryMultiCallable[_residency_pb2.DrainRequest, _residency_pb2.DrainResponse]
 
 @_typing.type_check_only
@@ -50,6 +52,8 @@ class ResidencyServiceAsyncStub(ResidencyServiceStub):
     UnloadAdapter: _aio.UnaryUnaryMultiCallable[_residency_pb2.UnloadAdapterRequest, _residency_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
     ListResident: _aio.UnaryUnaryMultiCallable[_residency_pb2.ListResidentRequest, _residency_pb2.ListResidentResponse]  # type: ignore[assignment]
     WatchResidency: _aio.UnaryStreamMultiCallable[_residency_pb2.WatchResidencyRequest, _residency_pb2.WatchResidencyResponse]  # type: ignore[assignment]
+    RefuseDemand: _aio.UnaryUnaryMultiCallable[_residency_pb2.RefuseDemandRequest, _residency_pb2.RefuseDemandResponse]  # type: ignore[assignment]
+    """Requests that wait for the revision end with FAILED_PRECONDITION instead of waiting on."""
     Drain: _aio.UnaryUnaryMultiCallable[_residency_pb2.DrainRequest, _residency_pb2.DrainResponse]  # type: ignore[assignment]
 
 class ResidencyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -89,6 +93,14 @@ class ResidencyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _residency_pb2.WatchResidencyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_residency_pb2.WatchResidencyResponse], _abc.AsyncIterator[_residency_pb2.WatchResidencyResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RefuseDemand(
+        self,
+        request: _residency_pb2.RefuseDemandRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_residency_pb2.RefuseDemandResponse, _abc.Awaitable[_residency_pb2.RefuseDemandResponse]]:
+        """Requests that wait for the revision end with FAILED_PRECONDITION instead of waiting on."""
 
     @_abc_1.abstractmethod
     def Drain(

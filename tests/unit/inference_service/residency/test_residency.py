@@ -219,6 +219,94 @@ def test_missing_payload_is_asked_of_the_manager_and_the_wait_is_bounded() -> No
     assert rig.finish("never").error_reason == "ADAPTER_UNAVAILABLE"
 
 
+def test_a_refused_demand_ends_who_waits_and_nobody_else() -> None:
+    """At once, with the manager's words; a request after the cool-down asks the manager again."""
+    rig, (other,) = with_adapters(1)
+    lost = "f" * 64
+    rig.residency.set_desired([desire(other), desire(lost)])
+    assert not rig.residency.refuse_demand(lost, "early", rig.now_s)
+    rig.add(make_request("lost", digest=lost))
+    rig.add(make_request("other", digest=other))
+    ends: list[Any] = []
+    for _ in range(3):
+        rig.turn()
+    rig.residency.load(desire(lost, HOST), rig.now_s, ends.append)
+    rig.turn()
+    rig.turn()
+    assert rig.residency.take_demands()
+    assert rig.residency.refuse_demand(lost, "its files are gone", rig.now_s)
+    assert not rig.residency.refuse_demand(lost, "twice", rig.now_s)
+    rig.run()
+    end = rig.finish("lost")
+    assert end.error_reason == "ADAPTER_UNAVAILABLE"
+    assert "its files are gone" in end.error_message
+    assert rig.finish("other").reason is FinishReason.LENGTH
+    rig.add(make_request("soon", digest=lost))
+    rig.run(2)
+    assert rig.finish("soon").error_reason == "ADAPTER_UNAVAILABLE"
+    rig.turn(seconds=6)
+    rig.add(make_request("later", digest=lost))
+    for _ in range(3):
+        rig.turn()
+    assert [demand.digest for demand in rig.residency.take_demands()] == [lost]
+
+
+def test_a_damaged_copy_on_disk_is_fetched_once_more_before_anybody_hears_of_it() -> None:
+    """Where the store's copy is whole the request only waits longer; damaged again, it fails."""
+    rig, (healed, lost) = with_adapters(2)
+    rig.source.damaged |= {healed, lost}
+    rig.pool.bad |= {healed, lost}
+    for name, digest in (("healed", healed), ("lost", lost)):
+        rig.add(make_request(name, digest=digest))
+    while healed in rig.source.damaged or lost in rig.source.damaged:
+        rig.turn()
+    rig.pool.bad.remove(healed)
+    rig.source.damaged.add(lost)
+    rig.run(50)
+    assert rig.finish("healed").reason is FinishReason.LENGTH
+    assert rig.finish("lost").error_reason == "ADAPTER_UNAVAILABLE"
+    assert (rig.pool.reads.count(healed), rig.pool.reads.count(lost)) == (2, 2)
+    # After a good load the next damage is a new one.
+    unload(rig, healed)
+    rig.turn()
+    rig.source.damaged.add(healed)
+    rig.pool.bad.add(healed)
+    rig.add(make_request("again", digest=healed))
+    while healed in rig.source.damaged:
+        rig.turn()
+    rig.pool.bad.remove(healed)
+    rig.run(50)
+    assert rig.finish("again").reason is FinishReason.LENGTH
+
+
+def test_room_on_disk_is_made_off_the_loop() -> None:
+    """And its end is told, also where it failed."""
+    rig, _ = with_adapters(0)
+    ends: list[bool] = []
+    rig.residency.make_disk_room(100, ends.append)
+    rig.turn(jobs=0)
+    assert ends == []
+    rig.turn()
+    rig.source.make_room = lambda _: 1 / 0  # type: ignore[method-assign]
+    rig.residency.make_disk_room(100, ends.append)
+    rig.turn()
+    assert ends == [True, False]
+
+
+def test_a_reader_that_crashes_tells_the_tenant_no_paths() -> None:
+    """Whatever it raised: the request ends, others go on."""
+    rig, (odd,) = with_adapters(1)
+
+    def crash(*_: object) -> int:
+        raise PermissionError(13, "Permission denied", "/secret/place")
+
+    rig.pool.read = crash  # type: ignore[method-assign]
+    rig.add(make_request("odd", digest=odd))
+    rig.run(20)
+    assert rig.finish("odd").error_reason == "ADAPTER_UNAVAILABLE"
+    assert "/secret" not in rig.finish("odd").error_message
+
+
 def test_adapter_that_the_catalog_does_not_name_is_not_loaded() -> None:
     """Never named, or unloaded and then deleted: NOT_FOUND, no read."""
     rig, (digest,) = with_adapters(1)
