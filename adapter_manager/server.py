@@ -34,7 +34,8 @@ from adapter_manager.settings import Settings
 from lorikeet.adapters.v1 import adapter_service_pb2_grpc, tenant_service_pb2_grpc
 from lorikeet_rpc.channel import ClientTls
 from lorikeet_rpc.interceptors import RequestInterceptor
-from lorikeet_rpc.metrics import MetricsEndpoint, RpcMetrics
+from lorikeet_rpc.metrics import RpcMetrics
+from lorikeet_rpc.metrics_endpoint import MetricsEndpoint
 from lorikeet_rpc.server import RpcServer
 from lorikeet_rpc.tokens import new_token
 

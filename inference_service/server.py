@@ -5,7 +5,6 @@ import contextlib
 from dataclasses import dataclass
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from inference_service.api.adapter_intake import AdapterIntake
 from inference_service.api.authentication import Authenticator
@@ -17,6 +16,7 @@ from inference_service.api.prompt_encoder import PromptEncoder
 from inference_service.api.residency_service import ResidencyService
 from inference_service.api.residency_servicer import ResidencyServicer
 from inference_service.engine.engine_client import EngineClient
+from inference_service.metrics import NodeMetrics
 from inference_service.ports import Engine
 from inference_service.settings import Settings
 from inference_service.text.chat_template import ChatTemplate
@@ -25,7 +25,7 @@ from inference_service.text.tokenizer import Tokenizer
 from lorikeet.inference.v1 import inference_service_pb2_grpc
 from lorikeet.residency.v1 import residency_service_pb2_grpc
 from lorikeet_rpc.interceptors import Principal, RequestInterceptor
-from lorikeet_rpc.metrics import MetricsEndpoint, RpcMetrics
+from lorikeet_rpc.metrics_endpoint import MetricsEndpoint
 from lorikeet_rpc.server import RpcServer, check_listen
 from lorikeet_rpc.tokens import hash_token, token_id_of
 from lorikeet_rpc.wire_count import WireBounds
@@ -63,14 +63,14 @@ class Node:
     def __init__(self, settings: Settings, text: TextModel, engine: Engine) -> None:
         self._settings = settings
         self._engine = engine
-        self._registry = CollectorRegistry()
         self._events = NodeEvents()
         catalog = Catalog(_static_principals(settings))
+        self._metrics = NodeMetrics(engine, catalog, show_names=settings.metrics_adapter_names)
         secret = settings.node_token.get_secret_value() if settings.node_token else None
         self._interceptor = RequestInterceptor(
             Authenticator(catalog, secret),
             "inference",
-            metrics=RpcMetrics(self._registry),
+            metrics=self._metrics.requests,
             endless=frozenset({"WatchResidency"}),
             # Tenants' requests only: the manager's catalog pages may well have more parts.
             bounds={f"/{_SERVICES[0]}/": WireBounds()},
@@ -85,13 +85,13 @@ class Node:
         )
         self._add_servicers(catalog, text)
         self._tasks: list[asyncio.Task[None]] = []
-        self._metrics: MetricsEndpoint | None = None
+        self._endpoint: MetricsEndpoint | None = None
         self._is_draining = False
 
     async def start(self) -> int:
         """Listen and report SERVING; returns the port."""
         if self._settings.metrics_listen:
-            self._metrics = MetricsEndpoint(self._settings.metrics_listen, self._registry)
+            self._endpoint = MetricsEndpoint(self._settings.metrics_listen, self._metrics.registry)
         port = await self.rpc.start()
         self._tasks = [
             asyncio.create_task(self._events.follow(self._engine), name="residency-events"),
@@ -101,7 +101,7 @@ class Node:
             "server.started",
             listen=self._settings.listen,
             port=port,
-            metrics_port=self._metrics.port if self._metrics else None,
+            metrics_port=self._endpoint.port if self._endpoint else None,
             model=self._engine.info.model_name,
             instance_id=self._engine.instance_id,
         )
@@ -131,8 +131,8 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._metrics:
-            await asyncio.to_thread(self._metrics.close)
+        if self._endpoint:
+            await asyncio.to_thread(self._endpoint.close)
 
     async def _stop_accepting(self) -> None:
         self._is_draining = True
@@ -150,7 +150,7 @@ class Node:
     def _add_servicers(self, catalog: Catalog, text: TextModel) -> None:
         settings, engine = self._settings, self._engine
         encoder = PromptEncoder(text.tokenizer, text.template, engine.info.limits.max_context_tokens)
-        generation = GenerationService(engine, encoder, catalog, self._events)
+        generation = GenerationService(engine, encoder, catalog, self._events, self._metrics.requests)
         residency = ResidencyService(engine, catalog, self._events, self._stop_accepting)
         intake = AdapterIntake(engine, str(settings.cache_dir), settings.disk_cache_bytes)
         inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(

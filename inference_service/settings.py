@@ -45,6 +45,9 @@ class Settings(BaseSettings):
     tls_key: FilePath | None = Field(None, description="PEM key of tls_cert.")
     tls_client_ca: FilePath | None = Field(None, description="Ask clients for a certificate of this CA.")
     metrics_listen: str | None = Field(None, description="host:port of Prometheus metrics; off without.")
+    metrics_adapter_names: bool = Field(
+        default=True, description="Name adapters in the series for routers; else digests stand there."
+    )
     node_token: SecretStr | None = Field(None, description="Shared secret of the adapter manager.")
     model_name: str = Field("", description="Name shown to clients; default: the directory's.")
     static_tenants: dict[str, SecretStr] = Field(

@@ -49,6 +49,11 @@ class Catalog:
         self._snapshot: CatalogSnapshot | None = None
 
     @property
+    def snapshot(self) -> CatalogSnapshot | None:
+        """The whole of it; None before the first."""
+        return self._snapshot
+
+    @property
     def generation(self) -> int:
         """The snapshot's generation; 0 before the first."""
         return self._snapshot.generation if self._snapshot else 0

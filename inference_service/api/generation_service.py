@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import structlog
@@ -33,10 +33,11 @@ from inference_service.api.reply_limits import (
     reply_too_large,
 )
 from inference_service.api.running_requests import RunningRequests
+from inference_service.api.token_clock import TokenClock
 from inference_service.domain.errors import DeadlineError
 from inference_service.domain.request import EngineRequest, FinishReason
 from inference_service.domain.sampling import SamplingParams
-from inference_service.ports import Engine
+from inference_service.ports import Engine, TokenObserver
 from lorikeet_rpc.interceptors import Principal, request_facts
 
 log = structlog.get_logger()
@@ -52,6 +53,7 @@ class _Accepted:
     sampling: SamplingParams
     adapter: ServedAdapter | None
     deadline_s: float | None
+    clock: TokenClock
     # Of the call's log line. Held, because the context of a closing generator may be another call's.
     facts: dict[str, Any]
 
@@ -59,11 +61,19 @@ class _Accepted:
 class GenerationService:
     """Runs generations. One instance a node."""
 
-    def __init__(self, engine: Engine, encoder: PromptEncoder, catalog: Catalog, events: NodeEvents) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        encoder: PromptEncoder,
+        catalog: Catalog,
+        events: NodeEvents,
+        tokens: TokenObserver,
+    ) -> None:
         self._engine = engine
         self._encoder = encoder
         self._catalog = catalog
         self._events = events
+        self._tokens = tokens
         self._running = RunningRequests()
 
     async def stream(
@@ -133,6 +143,7 @@ class GenerationService:
     async def _accept(
         self, request: GenerationRequest, principal: Principal, time_remaining_s: float | None
     ) -> _Accepted:
+        clock = TokenClock(time.perf_counter(), self._tokens)
         deadline_s = None if time_remaining_s is None else time.monotonic() + time_remaining_s
         adapter = None if request.adapter is None else self._catalog.resolve(request.adapter, principal)
         ids = (
@@ -155,7 +166,7 @@ class GenerationService:
             prompt_tokens=len(ids),
         )
         log.debug("request.accepted", **facts)
-        return _Accepted(principal.tenant, request_id, ids, sampling, adapter, deadline_s, facts)
+        return _Accepted(principal.tenant, request_id, ids, sampling, adapter, deadline_s, clock, facts)
 
     async def _run(self, accepted: _Accepted, engine_id: str) -> AsyncGenerator[GenerationPiece]:
         """Engine outputs to pieces; makes sure that the engine stops when the client does."""
@@ -169,8 +180,9 @@ class GenerationService:
                     yield part
                     # A client that keeps up never waits, and Complete sends nothing: let the others go on.
                     await asyncio.sleep(0)
-                was_stopped = assembly.is_stopped
+                was_stopped, num_before = assembly.is_stopped, assembly.num_output_tokens
                 piece = assembly.push(output)
+                accepted.clock.came(assembly.num_output_tokens - num_before)
                 if assembly.is_stopped and not was_stopped and output.finish is None:
                     # The engine knows nothing of stop strings; its last word brings the usage and timings.
                     self._engine.abort(engine_id)
@@ -188,8 +200,11 @@ class GenerationService:
         accepted.facts.update(
             output_tokens=assembly.num_output_tokens,
             finish_reason=assembly.finish.reason.value if assembly.finish else None,
-            first_token_ms=assembly.first_token_ms,
+            first_token_ms=accepted.clock.first_token_ms,
         )
+        if (finish := assembly.finish) is not None:
+            times = {name: round(ms, 3) for name, ms in asdict(finish.timings).items()}
+            accepted.facts.update(cached_tokens=finish.cached_tokens, **times)
         if accepted.adapter is not None:
             self._events.used(
                 accepted.adapter.digest, len(accepted.prompt_token_ids), assembly.num_output_tokens

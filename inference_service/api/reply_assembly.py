@@ -1,6 +1,5 @@
 """One request's engine outputs made into the pieces that its client sees."""
 
-import time
 from collections.abc import Iterator
 
 from inference_service.api.generation_piece import (
@@ -33,10 +32,8 @@ class ReplyAssembly:
         self._adapter = adapter
         self._text = OutputText(tokenizer, sampling)
         self._shows_stop = sampling.include_stop_string
-        self._started_s = time.perf_counter()
         self._stop_string = ""
         self.num_output_tokens = 0
-        self.first_token_ms: float | None = None
         self.finish: GenerationFinish | None = None
 
     @property
@@ -63,7 +60,7 @@ class ReplyAssembly:
             scan = self._text.push(token_id)
             text += scan.text
             self._stop_string = scan.stop_string or ""
-        self._count(len(tokens))
+        self.num_output_tokens += len(tokens)
         if output.finish is not None:
             text += self._end(output.finish)
         if not (text or tokens or self.finish):
@@ -74,11 +71,6 @@ class ReplyAssembly:
         """The token that stopped the request: its id is reported, its text is not, as in vLLM."""
         ends_here = output.finish is not None and output.finish.stop_token_id is not None
         return ends_here and index == len(output.token_ids) - 1 and not self._shows_stop
-
-    def _count(self, num_tokens: int) -> None:
-        self.num_output_tokens += num_tokens
-        if num_tokens and self.first_token_ms is None:
-            self.first_token_ms = round((time.perf_counter() - self._started_s) * 1000, 3)
 
     def _end(self, finish: RequestFinish) -> str:
         """Fix the finish; returns the text that was held back."""

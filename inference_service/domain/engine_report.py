@@ -36,7 +36,7 @@ class AdapterUse:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyCounts:
-    """Revisions by place. `listed` are those used last, in host memory or above, most recent first."""
+    """Revisions by place. `listed` are some in host memory or above: on the device first, then by use."""
 
     listed: tuple[tuple[str, ResidencyTier], ...] = ()
     num_by_tier: tuple[tuple[ResidencyTier, int], ...] = ()

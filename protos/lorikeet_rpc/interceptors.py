@@ -21,7 +21,7 @@ from lorikeet_contract.status import ServiceError, StatusCode
 from lorikeet_rpc.decoding import DecodedStream, decoded, decoder
 from lorikeet_rpc.errors import UnexpectedError, as_service_error, to_status
 from lorikeet_rpc.logs import escape_controls
-from lorikeet_rpc.metrics import RpcMetrics
+from lorikeet_rpc.metrics import CallEnd, CallObserver
 from lorikeet_rpc.wire_count import WireBounds
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -94,7 +94,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
     Args:
         authenticate: turns a bearer token into a Principal for a method, or raises a ServiceError.
         service: the process's name in log lines, e.g. "inference".
-        metrics: where calls are counted.
+        metrics: hears of each call when it ended.
         endless: short names of methods that only end when the client leaves (watches); `idle` ignores them.
         bounds: of the parts of a message, by service ("/package.Service/"); other services have none.
     """
@@ -104,7 +104,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         authenticate: Authenticate,
         service: str,
         *,
-        metrics: RpcMetrics | None = None,
+        metrics: CallObserver | None = None,
         endless: frozenset[str] = frozenset(),
         bounds: Mapping[str, WireBounds] | None = None,
     ) -> None:
@@ -240,7 +240,8 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         seconds = time.perf_counter() - record.started_s
         code = _final_code(record, context)
         if self._metrics:
-            self._metrics.finished(record.method, code, seconds)
+            reason = str(record.facts.get("reason", ""))
+            self._metrics.finished(CallEnd(record.method, code, reason, seconds, record.facts))
         # Refused and failed calls stand out; a client that left is nobody's fault.
         emit = log.info if code in {"OK", "CANCELLED"} else log.warning
         emit(

@@ -66,4 +66,4 @@ async def test_metrics_count_by_method_and_code() -> None:
     ):
         await method(channel, "unary_unary", "unary")(StringValue(value="x"))
     text = generate_latest(registry).decode()
-    assert f'rpc_server_calls_total{{code="OK",method="/{SERVICE}/unary"}} 1.0' in text
+    assert f'lorikeet_rpc_server_calls_total{{code="OK",method="/{SERVICE}/unary"}} 1.0' in text

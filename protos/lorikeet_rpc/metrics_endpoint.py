@@ -1,0 +1,88 @@
+"""The HTTP endpoint that Prometheus and routers scrape."""
+
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
+
+# A peer that connects and says nothing is dropped after this.
+_IDLE_S = 10.0
+_KEPT = "escaping=allow-utf-8"
+
+
+class MetricsEndpoint:
+    """Serves a registry at `http://host:port/metrics`, on threads of its own.
+
+    Raises:
+        ValueError: the address is not host:port.
+    """
+
+    def __init__(self, address: str, registry: CollectorRegistry) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"metrics address {address!r} is not host:port, e.g. 127.0.0.1:9400")
+        # When a counter was born doubles the number of series and is of use to few.
+        disable_created_metrics()
+        server_class = _Server6 if ":" in host else _Server
+        app = _keeping_names(make_wsgi_app(registry))
+        self._server = make_server(host.strip("[]"), int(port), app, server_class, _Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving; returns when the thread ended."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = 10  # AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _IDLE_S  # pyright: ignore[reportAssignmentType]
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base's own name)
+        """Say nothing: stderr is for log events."""
+
+
+_App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+def _keeping_names(app: Any) -> _App:
+    """Have every metric served under its own name, in every format.
+
+    Where a scraper does not ask for UTF-8 names, prometheus_client writes `vllm_x` for `vllm:x` in
+    OpenMetrics, though the colon is as legal there as in the text format. No name here needs any escaping.
+    """
+
+    def served(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        accepted = environ.get("HTTP_ACCEPT", "")
+        return app({**environ, "HTTP_ACCEPT": kept(accepted)}, start_response)
+
+    return served
+
+
+def kept(accept: str) -> str:
+    """An Accept header that asks for the same formats, with names as they are."""
+    return ",".join(_kept_one(one) for one in accept.split(","))
+
+
+def _kept_one(accepted: str) -> str:
+    media_type, *parameters = (part.strip() for part in accepted.split(";"))
+    rest = [p for p in parameters if not p.startswith("escaping=")]
+    versions = [p.removeprefix("version=") for p in rest if p.startswith("version=")]
+    if media_type == "application/openmetrics-text" and not versions:
+        rest.append("version=1.0.0")
+    elif not versions or media_type not in {"application/openmetrics-text", "text/plain"}:
+        return accepted
+    return "; ".join((media_type, *rest, _KEPT))
