@@ -110,6 +110,31 @@ class Registration:
         log.info("adapter.registered", adapter=upload.name.short, digest=built.digest, created=is_new)
         return revision, is_new
 
+    async def promote(self, upload: UploadIdentity, digest: str) -> tuple[Revision, bool] | None:
+        """Make a READY revision what `upload` would make of it; False: it is that already. None: it is gone.
+
+        The bare name answers with what was pushed last, also where that was pushed before something else.
+        """
+        now_s = self._clock()
+
+        async def attempt() -> tuple[Sequence[Change], tuple[Revision, bool] | None]:
+            stored = await self._registry.adapter(upload.name)
+            revision = stored.value.revision(digest) if stored else None
+            if stored is None or revision is None or revision.state is not RevisionState.READY:
+                return [], None
+            adapter = stored.value
+            if adapter.current_digest == digest and all(adapter.alias(a) == digest for a in upload.aliases):
+                return [], (revision, False)
+            promoted = adapter.with_ready(digest, upload.aliases, now_s)
+            result = promoted.revision(digest)
+            assert result is not None, "it was promoted above"
+            return [update(stored, promoted)], (result, True)
+
+        done = await self._transactions.run(attempt)
+        if done and done[1]:
+            log.info("adapter.promoted", adapter=upload.name.short, digest=digest)
+        return done
+
     def _pending(self, built: BuiltRevision) -> Revision:
         manifest = built.manifest
         return Revision(

@@ -177,25 +177,27 @@ class UploadService:
             return dict(receipt.value.files)
 
     async def _earlier(self, identity: UploadIdentity) -> UploadResult | None:
-        """The result of the same upload, if it was completed and still stands."""
+        """The result of the same upload, if it was completed and still stands; it is pushed last again."""
         if not identity.request_id:
             return None
         receipt = await self._registry.receipt(identity.name.tenant, identity.request_id)
         if receipt is None:
             return None
         digest = receipt.value.digest
-        revision = await self._standing(identity.name, digest)
-        if revision is None:
+        if await self._standing(identity.name, digest) is None:
             return None  # deleted since: the same files may be uploaded again
         if receipt.value.fingerprint != identity.fingerprint:
             raise RequestIdReusedError(
                 f"request_id {identity.request_id!r} belongs to another upload of this tenant; use a new id",
                 metadata={"field": "request_id"},
             )
+        promoted = await self._registration.promote(identity, digest)
+        if promoted is None:
+            return None
+        revision, was_superseded = promoted
         report = await self._registry.report(identity.name, digest)
-        return UploadResult(
-            identity.name, revision, report.value.report if report else None, receipt.value.is_created
-        )
+        is_created = receipt.value.is_created and not was_superseded
+        return UploadResult(identity.name, revision, report.value.report if report else None, is_created)
 
     async def _standing(self, name: AdapterName, digest: str) -> Revision | None:
         """The revision that an upload ended in, unless it was deleted since."""

@@ -72,6 +72,20 @@ async def test_the_same_content_is_created_once_and_validate_only_stores_nothing
     assert (failure.code, failure.reason) == ("ALREADY_EXISTS", "REQUEST_ID_REUSED")
 
 
+async def test_pushing_an_older_revision_again_makes_it_current(stack: Managed) -> None:
+    """The name answers with what was pushed last, also where the same upload was made before another one."""
+    manager, (node,) = stack
+    older = await manager.upload(ADAPTERS / "attn-r8", "demo/a", request_id="older", aliases=["prod"])
+    newer = await manager.upload(ADAPTERS / "attn-r1", "demo/a", request_id="newer", aliases=["prod"])
+    again = await manager.upload(ADAPTERS / "attn-r8", "demo/a", request_id="older", aliases=["prod"])
+    assert (again.created, again.revision.digest) == (False, older.revision.digest)
+    adapter = (await manager.call("GetAdapter", pb.GetAdapterRequest(name="a"))).adapter
+    assert adapter.current_digest == older.revision.digest != newer.revision.digest
+    assert dict(adapter.aliases) == {"prod": older.revision.digest}
+    assert {r.digest for r in adapter.revisions} == {older.revision.digest, newer.revision.digest}
+    await eventually(lambda: node.names() == {"demo/a": older.revision.digest})
+
+
 async def test_a_deleted_adapter_is_pushed_again_with_the_same_request_id(stack: Managed) -> None:
     """What was received for it then is gone: GetUpload says so, and the upload begins anew."""
     manager, _ = stack
