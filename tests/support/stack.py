@@ -61,9 +61,14 @@ class Process:
     """One service process with its log file."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, env: dict[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
-        self.name, self.command, self.log = name, list(command), log
+        self.name, self.command, self.log, self.cwd = name, list(command), log, cwd
         self.env = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})}
         self.popen: subprocess.Popen[bytes] | None = None
 
@@ -71,7 +76,12 @@ class Process:
         """Start it; output is appended to the log."""
         with self.log.open("ab") as out:
             self.popen = subprocess.Popen(
-                self.command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=self.env
+                self.command,
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                env=self.env,
+                cwd=self.cwd,
             )
 
     def stop(self, grace_s: float = 20.0) -> int:
