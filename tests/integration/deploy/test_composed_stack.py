@@ -1,0 +1,135 @@
+"""The composed stack works: its commands, environment and health checks, run as plain processes."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorikeet_bench import rigs
+from tests.support.compose_stack import ComposeStack
+from tests.support.deployment import TLS, Deployment
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("redis-server") is None, reason="redis-server is not installed (Debian: redis-server)"
+)
+
+
+class Command:
+    """The `lorikeet` command against a stack."""
+
+    def __init__(self, stack: ComposeStack, environment: Mapping[str, str] | None = None) -> None:
+        self._stack = stack
+        self._environment = dict(environment or {})
+
+    async def run(self, *arguments: str) -> list[dict[str, Any]]:
+        """Its documents; again while a service is away or has not heard of the news."""
+        end_s = time.monotonic() + 60
+        while True:
+            done = await asyncio.to_thread(self._once, *arguments)
+            if done.returncode == 0:
+                return [json.loads(line) for line in done.stdout.splitlines()]
+            assert done.returncode in {3, 4, 5, 6}, done.stdout + done.stderr
+            assert time.monotonic() < end_s, done.stdout + done.stderr
+            await asyncio.sleep(0.2)
+
+    async def tokens(self, adapter: str) -> list[int]:
+        """Greedy tokens of one request."""
+        request = (
+            "generate",
+            "--prompt",
+            "!",
+            "--adapter",
+            adapter,
+            "--max-tokens",
+            "4",
+            "--temperature",
+            "0",
+        )
+        documents = await self.run(*request)
+        return [token["id"] for document in documents for token in document.get("tokens", ())]
+
+    def _once(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        token = (self._stack.directory("/var/lib/lorikeet/manager") / "bootstrap-token").read_text().strip()
+        environment = {
+            **os.environ,
+            "LORIKEET_INFERENCE": self._stack.address(50051),
+            "LORIKEET_MANAGER": self._stack.address(50052),
+            "LORIKEET_TOKEN": token,
+            **self._environment,
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "lorikeet_admin", *arguments, "--json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+async def push(command: Command, root: Path, mark: int) -> None:
+    """Push a watermark and get it back; the node knows tokens once the manager has met it."""
+    await command.run("model", "show")
+    directory = rigs.write_moe_watermark(root / f"w{mark}", mark)
+    (pushed,) = await command.run("adapters", "push", str(directory), "--name", f"demo/w{mark}")
+    assert pushed["created"]
+    assert await command.tokens(f"demo/w{mark}") == [mark] * 4
+
+
+async def test_up_push_kill_each_and_stop(tmp_path: Path) -> None:
+    """Healthy, served, back after a kill -9 of each with what was acknowledged, and stopped in time."""
+    deployment = Deployment.read()
+    base = rigs.write_copy_base(tmp_path / "base")
+    stack = ComposeStack(deployment, deployment.compose(), "cpu", tmp_path / "stack", base)
+    assert set(stack.services) == {"redis", "adapter-manager", "inference-service"}
+    async with stack:
+        command = Command(stack)
+        await push(command, tmp_path, 10)
+        for mark, (name, victim) in enumerate(stack.services.items(), 11):
+            await victim.kill()
+            assert victim.restarts == 1, name
+            await stack.healthy()
+            for earlier in range(10, mark):
+                assert await command.tokens(f"demo/w{earlier}") == [earlier] * 4, name
+            await push(command, tmp_path, mark)
+            (listed,) = await command.run("adapters", "list")
+            assert len(listed["adapters"]) == mark - 9, name
+        for service in reversed(stack.services.values()):
+            assert await service.stop() == 0, service.tail()
+            assert not await service.is_healthy()
+
+
+@pytest.mark.long
+async def test_tls(tmp_path: Path) -> None:
+    """With deploy/compose.tls.yaml the same commands and health checks speak TLS; plain text is refused."""
+    deployment = Deployment.read()
+    base = rigs.write_copy_base(tmp_path / "base")
+    stack = ComposeStack(deployment, deployment.compose(TLS), "cpu", tmp_path / "stack", base)
+    write_certificates(stack.directory("/tls"))
+    async with stack:
+        await push(
+            Command(stack, {"LORIKEET_TLS_CA_FILE": str(stack.directory("/tls") / "ca.pem")}), tmp_path, 10
+        )
+        assert Command(stack)._once("adapters", "list").returncode == 4
+
+
+def write_certificates(directory: Path) -> None:
+    """An authority, and one certificate for every name that the stack uses here."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test-ca")
+    openssl("req", *curve, "-keyout", "key.pem", "-out", "csr.pem", "-subj", "/CN=localhost")
+    (directory / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "ext", "-days", "2")
+    openssl("x509", "-req", "-in", "csr.pem", "-out", "cert.pem", *signing)
