@@ -2,10 +2,23 @@
 
     y[t] = sum_k x[t, k]            (routed weights are multiplied in already)
 
-Shapes: x [T, K, H], result [T, H]. Adds in float32, k ascending, rounds once.
+    y[t] = sum_k round(topk_weights[t, k] (sum_s parts[s, t, k] + bias[expert])) + delta[t, k]
+
+Shapes: x, delta [T, K, H]; parts [S, T, K, H] float32, what a split GEMM leaves; bias [E, H]; topk_weights
+[T, K] float32; result [T, H]. Adds in float32, s and k ascending, rounds once; each pair of `parts` is first
+rounded to the result's dtype, so that it has the bits of an x that was stored, and delta's sum with it too.
 """
 
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+
 import torch
+import triton
+import triton.language as tl
+
+BLOCK = 512
 
 
 def moe_sum_reference(x: torch.Tensor) -> torch.Tensor:
@@ -13,8 +26,111 @@ def moe_sum_reference(x: torch.Tensor) -> torch.Tensor:
     return x.float().sum(dim=1).to(x.dtype)
 
 
+def moe_sum_parts_reference(
+    parts: torch.Tensor,
+    out: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `moe_sum_parts`."""
+    pairs = parts.float().sum(dim=0)
+    if bias is not None:
+        pairs = pairs + bias.float()[topk_ids.to(torch.int64)]
+    pairs = (pairs * topk_weights.unsqueeze(-1)).to(out.dtype)
+    if delta is not None:
+        pairs = pairs + delta
+    return out.copy_(moe_sum_reference(pairs))
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _moe_sum_kernel(
+    out_ptr, x_ptr, ids_ptr, weights_ptr, bias_ptr, delta_ptr, num_tokens,
+    WIDTH: tl.constexpr, TOP_K: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """PARTS 0: x holds finished pairs; else that many float32 parts of each."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    dtype = out_ptr.dtype.element_ty
+    total = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(TOP_K):
+        at = (token * TOP_K + k) * WIDTH + column
+        if PARTS == 0:
+            value = tl.load(x_ptr + at, mask=inside, other=0.0)
+        else:
+            pair = tl.zeros([BLOCK], tl.float32)
+            for s in tl.static_range(PARTS):
+                part_at = at + (num_tokens.to(tl.int64) * (s * TOP_K)) * WIDTH
+                pair += tl.load(x_ptr + part_at, mask=inside, other=0.0)
+            if HAS_BIAS:
+                expert = tl.load(ids_ptr + token * TOP_K + k).to(tl.int64)
+                pair += tl.load(bias_ptr + expert * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+            value = (pair * tl.load(weights_ptr + token * TOP_K + k)).to(dtype)
+        if HAS_DELTA:
+            delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
+            value = (value.to(tl.float32) + delta.to(tl.float32)).to(dtype)
+        total += value.to(tl.float32)
+    tl.store(out_ptr + token * WIDTH + column, total.to(dtype), mask=inside)
+
+
 def moe_sum(x: torch.Tensor) -> torch.Tensor:
     """Return the sum over the experts of each token."""
     if x.dim() != 3:
         raise ValueError(f"moe_sum: expected [T, K, H], got {tuple(x.shape)}")
-    return moe_sum_reference(x)
+    if x.device.type == "cpu":
+        return moe_sum_reference(x)
+    return sum_pairs(x, x.new_empty((x.shape[0], x.shape[2])))
+
+
+def sum_pairs(x: torch.Tensor, out: torch.Tensor, *, delta: torch.Tensor | None = None) -> torch.Tensor:
+    """Launch: `out` [T, H] becomes the sum of x [T, K, H], each pair with its `delta` where given."""
+    num_tokens, top_k, width = x.shape
+    if num_tokens > 0:
+        _moe_sum_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
+            out, x.contiguous(), x, x, x, x if delta is None else delta, num_tokens,
+            WIDTH=width, TOP_K=top_k, PARTS=0, HAS_BIAS=False, HAS_DELTA=delta is not None, BLOCK=BLOCK,
+            num_warps=2,
+        )  # fmt: skip
+    return out
+
+
+def moe_sum_parts(
+    parts: torch.Tensor,
+    out: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Write the sum over parts and experts into `out` [T, H] and return it."""
+    _, num_tokens, _, width = parts.shape
+    if parts.dtype != torch.float32 or out.shape != (num_tokens, width) or not parts.is_contiguous():
+        raise ValueError(f"moe_sum_parts: parts {parts.dtype} {tuple(parts.shape)}, out {tuple(out.shape)}")
+    if out.device.type == "cpu":
+        return moe_sum_parts_reference(parts, out, topk_ids, topk_weights, bias=bias, delta=delta)
+    return sum_parts(parts, out, topk_ids, topk_weights, bias=bias, delta=delta)
+
+
+def sum_parts(
+    parts: torch.Tensor,
+    out: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Launch; `moe_sum_parts` on a GPU, and what the interpreter tests."""
+    num_parts, num_tokens, top_k, width = parts.shape
+    if num_tokens > 0:
+        _moe_sum_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
+            out, parts, topk_ids, topk_weights, parts if bias is None else bias,
+            out if delta is None else delta, num_tokens,
+            WIDTH=width, TOP_K=top_k, PARTS=num_parts, HAS_BIAS=bias is not None, HAS_DELTA=delta is not None, BLOCK=BLOCK, num_warps=2,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,121 @@
+"""Tiles of the expert GEMMs, a pair for each layer: a measured table per device, else a rule.
+
+The two GEMMs of a layer share one cut of the pairs into blocks, so their `block_rows` are equal.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from lorikeet_kernels.tiling.tile_table import FOLDER, NEAREST
+
+Weights = Literal["bf16", "mxfp4"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """Tiles of one expert GEMM.
+
+    A program takes `block_rows` pairs and `block_n` of the matrix's rows; `step` chunks (mxfp4, 64 columns
+    each) or columns (bf16) at once, `stages` of them in flight. `splits` > 1 splits the columns, whose parts
+    the top-k sum adds up. `kernel` "decode" keeps pairs in the MMA's columns of 8, "prefill" is for many.
+    """
+
+    kernel: Literal["decode", "prefill"]
+    block_rows: int
+    block_n: int
+    step: int
+    stages: int
+    num_warps: int
+    splits: int = 1
+    max_registers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MoeTiles:
+    """Tiles of a layer's two GEMMs."""
+
+    gate_up: ExpertTiles
+    down: ExpertTiles
+
+    def __post_init__(self) -> None:
+        if self.gate_up.block_rows != self.down.block_rows or self.gate_up.splits != 1:
+            raise ValueError(f"{self}: one cut serves both GEMMs, and an activation needs whole sums")
+
+
+@dataclass(frozen=True, slots=True)
+class MoeShape:
+    """What the tiles depend on; `inner` is I, half of gate_up's rows."""
+
+    weights: Weights
+    hidden: int
+    inner: int
+    num_experts: int
+    num_pairs: int
+
+
+@cache
+def load_expert_table(device: str) -> Mapping[MoeShape, MoeTiles]:
+    """The shipped table of `device` ("NVIDIA H200" lies in nvidia_h200_experts.json), or an empty one."""
+    path = FOLDER / f"{device.lower().replace(' ', '_').replace('/', '_')}_experts.json"
+    return parse_expert_table(path.read_text()) if path.exists() else {}
+
+
+def parse_expert_table(text: str) -> Mapping[MoeShape, MoeTiles]:
+    """A table from its JSON text; raises KeyError, TypeError or ValueError on anything else."""
+    entries: list[dict[str, Any]] = json.loads(text)["entries"]
+    return {
+        MoeShape(**e["shape"]): MoeTiles(ExpertTiles(**e["gate_up"]), ExpertTiles(**e["down"]))
+        for e in entries
+    }
+
+
+@cache
+def select_experts(shape: MoeShape, device: str, *, batch_invariant: bool = False) -> MoeTiles:
+    """The tiles of a layer. With `batch_invariant` they do not depend on the number of pairs."""
+    if batch_invariant:
+        return _rule(shape, 8)
+    best: MoeTiles | None = None
+    best_distance = NEAREST
+    for at, tiles in load_expert_table(device).items():
+        if (at.weights, at.hidden, at.inner) != (shape.weights, shape.hidden, shape.inner):
+            continue
+        # how full blocks get is what matters, so tables serve other numbers of experts too
+        ratio = (at.num_pairs / at.num_experts) / (max(1, shape.num_pairs) / shape.num_experts)
+        distance = abs(math.log2(ratio))
+        if distance <= best_distance:
+            best, best_distance = tiles, distance
+    if best is not None:
+        return best
+    return _rule(shape, shape.num_pairs / shape.num_experts)
+
+
+def _rule(shape: MoeShape, rows_per_expert: float) -> MoeTiles:
+    if shape.weights == "bf16":
+        return _bf16_rule(rows_per_expert)
+    if rows_per_expert <= 6:
+        tiles = ExpertTiles("decode", 8, 64, 3, 4, 4)
+    elif rows_per_expert <= 16:
+        tiles = ExpertTiles("decode", 16, 128, 3, 3, 4)
+    elif rows_per_expert <= 48:
+        tiles = ExpertTiles("prefill", 32, 128, 3, 2, 8)
+    elif rows_per_expert <= 128:
+        tiles = ExpertTiles("prefill", 64, 128, 3, 2, 8)
+    else:
+        tiles = ExpertTiles("prefill", 128, 128, 3, 2, 8, max_registers=128)
+    return MoeTiles(tiles, tiles)
+
+
+def _bf16_rule(rows_per_expert: float) -> MoeTiles:
+    if rows_per_expert <= 12:
+        tiles = ExpertTiles("decode", 16, 64, 128, 4, 4)
+    elif rows_per_expert <= 24:
+        tiles = ExpertTiles("decode", 32, 128, 64, 4, 4)
+    elif rows_per_expert <= 96:
+        tiles = ExpertTiles("prefill", 64, 128, 64, 4, 4)
+    else:
+        tiles = ExpertTiles("prefill", 128, 256, 64, 3, 8)
+    return MoeTiles(tiles, tiles)
