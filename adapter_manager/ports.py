@@ -1,6 +1,7 @@
 """The adapter manager's seams. Fakes for each stand in tests/support."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
@@ -185,6 +186,38 @@ class Registry(Protocol):
 
     async def raise_generation(self, minimum: int) -> None:
         """Make the generation greater than `minimum`: nodes refuse catalogs older than theirs."""
+        ...
+
+
+class IngestStage(StrEnum):
+    """What is done with an upload once all of it is here."""
+
+    VERIFY = "verify"
+    BUILD = "build"
+    REGISTER = "register"
+
+
+class UploadObserver(Protocol):
+    """Hears of uploads, for metrics. Never blocks, never raises."""
+
+    def received(self, num_bytes: int) -> None:
+        """A chunk was taken."""
+        ...
+
+    def timed(self, stage: IngestStage) -> AbstractContextManager[object]:
+        """Around a stage: how long it took, also where it failed."""
+        ...
+
+
+class StoreObserver(Protocol):
+    """Hears of the registry's store, for metrics. Never blocks, never raises."""
+
+    def answered(self, command: str, seconds: float) -> None:
+        """The store did what it was asked; `command` is "read" or "write"."""
+        ...
+
+    def failed(self, error: str) -> None:
+        """It did not answer, or not as it must; `error` names the kind."""
         ...
 
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from adapter_manager.api.adapter_servicer import AdapterServicer
 from adapter_manager.api.authentication import TokenAuthenticator
@@ -30,11 +29,11 @@ from adapter_manager.infra.node_client import GrpcNodeClient
 from adapter_manager.infra.redis.connection import RedisConnection, RedisOptions
 from adapter_manager.infra.redis.embedded import EmbeddedValkey
 from adapter_manager.infra.redis.registry import RedisRegistry
+from adapter_manager.metrics import ManagerMetrics, ObservedArtifacts, ObservedNode
 from adapter_manager.settings import Settings
 from lorikeet.adapters.v1 import adapter_service_pb2_grpc, tenant_service_pb2_grpc
 from lorikeet_rpc.channel import ClientTls
 from lorikeet_rpc.interceptors import RequestInterceptor
-from lorikeet_rpc.metrics import RpcMetrics
 from lorikeet_rpc.metrics_endpoint import MetricsEndpoint
 from lorikeet_rpc.server import RpcServer
 from lorikeet_rpc.tokens import new_token
@@ -54,10 +53,11 @@ class Manager:
         settings: Settings,
         directory: DataDirectory,
         registry: RedisRegistry,
-        metrics: CollectorRegistry,
+        metrics: ManagerMetrics,
     ) -> None:
         manager_id = directory.manager_id()
-        store = open_artifact_store(settings.store_url or directory.artifacts.resolve().as_uri())
+        files = open_artifact_store(settings.store_url or directory.artifacts.resolve().as_uri())
+        store = ObservedArtifacts(files, metrics.registry)
         self.mirror = RegistryMirror(registry)
         transactions = Transactions(registry, self.mirror)
         self.tenants = TenantDirectory(registry, transactions, new_token, time.time)
@@ -68,21 +68,30 @@ class Manager:
         ]
         options = AgentOptions(load_timeout_s=settings.load_timeout_s)
         self.agents = [
-            NodeAgent(client, registry, self.mirror, self.models, store, time.time, options)
+            NodeAgent(
+                ObservedNode(client, metrics.pushes),
+                registry,
+                self.mirror,
+                self.models,
+                store,
+                time.time,
+                options,
+            )
             for client in self.clients
         ]
         fleet = Fleet(self.agents, self.mirror)
+        metrics.follow(self.mirror, fleet)
         deletion = Deletion(registry, transactions, store, fleet, time.time, manager_id)
         limits = RegistrationLimits(settings.max_adapters, settings.max_revisions)
         registration = Registration(registry, transactions, store, deletion, time.time, manager_id, limits)
         staging = UploadStaging(directory.staging, IngestLimits(max_upload_bytes=settings.max_upload_bytes))
-        uploads = UploadService(registry, registration, self.models, staging, time.time)
+        uploads = UploadService(registry, registration, self.models, staging, time.time, metrics.uploads)
         self.janitor = Janitor(self.mirror, registration, deletion, staging, time.time, manager_id)
         adapters = AdapterDirectory(registry, self.mirror, transactions, time.time)
         residency = ResidencyService(adapters, fleet, self.mirror)
 
         self.interceptor = RequestInterceptor(
-            TokenAuthenticator(self.mirror), "adapter_manager", metrics=RpcMetrics(metrics)
+            TokenAuthenticator(self.mirror), "adapter_manager", metrics=metrics.uploads
         )
         self.server = RpcServer(
             settings.listen,
@@ -123,15 +132,15 @@ async def serve(settings: Settings) -> None:
         DataDirectoryInUseError, ListenError: another process is in the way.
     """
     directory = DataDirectory(settings.data_dir)
-    metrics = CollectorRegistry()
+    metrics = ManagerMetrics()
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.lock())
-        registry = await stack.enter_async_context(_registry(settings, directory))
+        registry = await stack.enter_async_context(_registry(settings, directory, metrics))
         manager = Manager(settings, directory, registry, metrics)
         for client in manager.clients:
             stack.push_async_callback(client.close)
         if settings.metrics_listen:
-            stack.callback(MetricsEndpoint(settings.metrics_listen, metrics).close)
+            stack.callback(MetricsEndpoint(settings.metrics_listen, metrics.registry).close)
         preparing = asyncio.create_task(manager.prepare(directory, settings.bootstrap_tenant), name="prepare")
         await asyncio.wait((preparing,), timeout=_PATIENCE_S)
         if preparing.done():
@@ -163,7 +172,9 @@ async def _until_signal(manager: Manager, work: list[asyncio.Task[None]], grace_
 
 
 @asynccontextmanager
-async def _registry(settings: Settings, directory: DataDirectory) -> AsyncGenerator[RedisRegistry]:
+async def _registry(
+    settings: Settings, directory: DataDirectory, metrics: ManagerMetrics
+) -> AsyncGenerator[RedisRegistry]:
     async with AsyncExitStack() as stack:
         if settings.redis_url:
             url = settings.redis_url.get_secret_value()
@@ -173,6 +184,6 @@ async def _registry(settings: Settings, directory: DataDirectory) -> AsyncGenera
             stack.push_async_callback(embedded.stop)
             await embedded.start()
             url = embedded.url
-        registry = RedisRegistry(RedisConnection(RedisOptions(url)))
+        registry = RedisRegistry(RedisConnection(RedisOptions(url), metrics.store))
         stack.push_async_callback(registry.close)
         yield registry

@@ -14,6 +14,7 @@ from adapter_manager.application.uploads import UploadService
 from adapter_manager.domain.errors import InvalidRequestError
 from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet.adapters.v1 import adapter_service_pb2_grpc
+from lorikeet_rpc.interceptors import annotate_request
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -49,6 +50,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
                         chunk = convert.upload_chunk(message)
                         await upload.write(chunk.file_name, chunk.offset, chunk.data)
                 result = await upload.finish()
+                annotate_request(upload=convert.upload_outcome(result))
             await self._fleet.catch_up()
             return convert.upload_response(result)
         raise InvalidRequestError("the upload's stream was empty", metadata={"field": "header"})

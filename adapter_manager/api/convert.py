@@ -81,6 +81,13 @@ def upload_response(result: UploadResult) -> pb.UploadResponse:
     )
 
 
+def upload_outcome(result: UploadResult) -> str:
+    """The word for it in log lines and metrics."""
+    if result.revision.state is RevisionState.PENDING:
+        return "validated"
+    return "created" if result.is_created else "existing"
+
+
 def adapter(details: AdapterDetails) -> pb.Adapter:
     """An adapter with its revisions; the report is on the one revision that it was asked for."""
     record = details.adapter

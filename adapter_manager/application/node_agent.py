@@ -121,6 +121,11 @@ class NodeAgent:
         else:
             await self.work.load(LoadStep(wish.digest, wish.tier, wish.is_pinned), timeout_s)
 
+    @property
+    def catalog_generation(self) -> int:
+        """The catalog that the node works by, as far as is known; -1 while it is not connected."""
+        return self._catalog_generation
+
     async def synced(self, generation: int) -> None:
         """Wait until the node works by a catalog of at least this generation."""
         while self._catalog_generation < generation:

@@ -26,7 +26,7 @@ from adapter_manager.domain.errors import (
 )
 from adapter_manager.domain.layout_options import LayoutOptions
 from adapter_manager.domain.report import UploadReport
-from adapter_manager.ports import Clock, Registry
+from adapter_manager.ports import Clock, IngestStage, Registry, UploadObserver
 from lorikeet_contract.names import AdapterName
 
 log = structlog.get_logger(__name__)
@@ -71,6 +71,7 @@ class Upload:
         """Take the next chunk; it must follow the last one of its file."""
         if self.session:
             await on_thread(self.session.write, file_name, offset, data)
+            self._service.observer.received(len(data))
 
     async def finish(self) -> UploadResult:
         """All chunks are here: check, convert, store and register."""
@@ -89,8 +90,10 @@ class UploadService:
         models: ModelDirectory,
         staging: UploadStaging,
         clock: Clock,
+        observer: UploadObserver,
         concurrent_builds: int = 2,
     ) -> None:
+        self.observer = observer
         self._registry = registry
         self._registration = registration
         self._models = models
@@ -146,11 +149,14 @@ class UploadService:
             model_name=model.name,
         )
         async with self._building:
-            await on_thread(session.finish)
-            built = await on_thread(session.build, target, upload.header.options)
+            with self.observer.timed(IngestStage.VERIFY):
+                await on_thread(session.finish)
+            with self.observer.timed(IngestStage.BUILD):
+                built = await on_thread(session.build, target, upload.header.options)
         if upload.header.is_validate_only:
             return self._validated(identity, built)
-        revision, is_created = await self._registration.register(identity, built)
+        with self.observer.timed(IngestStage.REGISTER):
+            revision, is_created = await self._registration.register(identity, built)
         return UploadResult(identity.name, revision, built.report, is_created)
 
     async def received_bytes(self, caller: Caller, adapter: str, request_id: str) -> Mapping[str, int]:

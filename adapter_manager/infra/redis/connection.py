@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 from tenacity.wait import wait_random_exponential
 
 from adapter_manager.domain.errors import RegistryUnavailableError
+from adapter_manager.ports import StoreObserver
 
 log = structlog.get_logger(__name__)
 
@@ -43,8 +45,9 @@ class RedisOptions:
 class RedisConnection:
     """A pool of connections to one primary. Owned by the registry; closed by `close`."""
 
-    def __init__(self, options: RedisOptions) -> None:
+    def __init__(self, options: RedisOptions, observer: StoreObserver | None = None) -> None:
         self._options = options
+        self._observer = observer
         self._client = redis_asyncio.Redis.from_pool(
             redis_asyncio.BlockingConnectionPool.from_url(
                 options.url,
@@ -78,7 +81,7 @@ class RedisConnection:
             retry=retry_if_exception_type(RegistryUnavailableError),
             reraise=True,
         )
-        return await retrying(self._mapped, operation)
+        return await retrying(self._mapped, "read", operation)
 
     async def write(self, script: str, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
         """Run a script once; returns when what it did is on the server's disk, as far as that can be known.
@@ -86,7 +89,7 @@ class RedisConnection:
         Raises:
             RegistryUnavailableError: no answer, or no confirmation from the disk: the outcome is unknown.
         """
-        return await self._mapped(lambda: self._write(script, keys, args))
+        return await self._mapped("write", lambda: self._write(script, keys, args))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -117,9 +120,9 @@ class RedisConnection:
             return replies[0]
         raise RegistryUnavailableError("the registry forgets scripts at once", retry_after_s=_RETRY_AFTER_S)
 
-    async def _mapped(self, operation: Callable[[], Awaitable[_T]]) -> _T:
+    async def _mapped(self, command: str, operation: Callable[[], Awaitable[_T]]) -> _T:
         if not self._is_away:
-            return await self._tried(operation)
+            return await self._tried(command, operation)
         if self._is_probing:
             raise RegistryUnavailableError(
                 "the registry's store does not answer; reads may be served from memory, writes must wait: "
@@ -128,11 +131,12 @@ class RedisConnection:
             )
         self._is_probing = True
         try:
-            return await self._tried(operation)
+            return await self._tried(command, operation)
         finally:
             self._is_probing = False
 
-    async def _tried(self, operation: Callable[[], Awaitable[_T]]) -> _T:
+    async def _tried(self, command: str, operation: Callable[[], Awaitable[_T]]) -> _T:
+        begun_s = time.perf_counter()
         async with self._errors_mapped():
             if not self._is_checked:
                 async with self._checking:
@@ -143,6 +147,8 @@ class RedisConnection:
         if self._is_away:
             self._is_away = False
             log.info("redis.recovered")
+        if self._observer:
+            self._observer.answered(command, time.perf_counter() - begun_s)
         return result
 
     @asynccontextmanager
@@ -152,6 +158,8 @@ class RedisConnection:
         except (RedisError, OSError) as error:
             # Another server may answer next time (failover, restart): look at it again.
             self._is_checked = False
+            if self._observer:
+                self._observer.failed(type(error).__name__)
             if not self._is_away:
                 self._is_away = True
                 log.warning("redis.unavailable", error=f"{type(error).__name__}: {error}")
@@ -160,6 +168,10 @@ class RedisConnection:
                 "memory, writes must wait: try again",
                 retry_after_s=_RETRY_AFTER_S,
             ) from error
+        except RegistryUnavailableError:
+            if self._observer:
+                self._observer.failed("NotConfirmed")
+            raise
 
     async def _check_server(self) -> None:
         info: dict[str, Any] = await self._client.info("server")
