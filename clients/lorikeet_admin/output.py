@@ -13,7 +13,8 @@ from rich.console import Console
 from lorikeet_admin.exits import ExitCode, advice, exit_code
 from lorikeet_client import CallError, LorikeetError
 
-_PIPED_WIDTH = 200
+# Wider than any table; and both sizes must be given, or rich takes 80 columns for a terminal called "dumb".
+_PIPED_WIDTH, _PIPED_HEIGHT = 10_000, 25
 
 
 class Output:
@@ -74,8 +75,8 @@ def _console(*, stderr: bool) -> Console:
     # Markup off: names and messages come from elsewhere and may hold square brackets. Into a file or a pipe
     # tables take the width they need, and lines are not broken.
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
-    width = _PIPED_WIDTH if piped else None
-    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=piped, width=width)
+    width, height = (_PIPED_WIDTH, _PIPED_HEIGHT) if piped else (None, None)
+    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=piped, width=width, height=height)
 
 
 def _encode_path(value: Any) -> str:

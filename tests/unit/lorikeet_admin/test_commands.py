@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Generator, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,49 @@ def test_bad_tokens(run: Run) -> None:
 def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
     """A wrong command line is 2, before anything is sent."""
     assert run(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("adapters", "nonsense", "--json"), "nonsense"),
+        (("adapters", "push", ".", "--json"), "--name"),
+        (("generate", "--json"), "--prompt"),
+        (("generate", "--prompt", "x", "--top-k", "many", "--json"), "--top-k"),
+        (("residency", "--nonsense", "--json"), "--nonsense"),
+        (("--timeout", "never", "residency", "--json"), "--timeout"),
+    ],
+)
+def test_usage_errors_as_json(run: Run, arguments: tuple[str, ...], word: str) -> None:
+    """A program that calls wrongly gets a document on stdout, people their words on stderr, both a 2."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    (document,) = documents(result)
+    assert document["error"]["exit_code"] == 2
+    assert word in document["error"]["message"]
+    assert result.stderr
+
+
+def test_usage_errors_of_a_command_that_writes_json_into_a_file(run: Run) -> None:
+    """Its --json is no promise about stdout."""
+    result = run("bench", "soak", "--json", "x.json", "--streams", "none")
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_version(run: Run) -> None:
+    """Which release this is; no service is needed."""
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"lorikeet {metadata.version('lorikeet')}\n")
+
+
+@pytest.mark.parametrize("terminal", ["dumb", "xterm"])
+def test_tables_in_a_pipe_are_not_cut(run: Run, fakes: FakeServices, terminal: str) -> None:
+    """Whatever the surroundings say of a terminal's size: a row is a line, and every cell is whole."""
+    name = "a" * 63
+    fakes.adapters.adapters = [make_adapter(name)]
+    result = run("adapters", "list", TERM=terminal, COLUMNS="40")
+    assert result.exit_code == 0, result.stderr
+    assert f"demo/{name} " in result.stdout
 
 
 def test_load_that_failed_on_a_node(run: Run) -> None:
