@@ -1,11 +1,13 @@
 """The command tree and the options before a command's name."""
 
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lorikeet_admin.commands import adapters, node, tenants
+from lorikeet_admin.command_group import CommandGroup
+from lorikeet_admin.commands import adapters, bench, node, tenants
 from lorikeet_admin.commands.generate import generate
 from lorikeet_admin.commands.up import up
 from lorikeet_admin.session import Connection
@@ -13,6 +15,7 @@ from lorikeet_client import DEFAULT_INFERENCE, DEFAULT_MANAGER, ClientTls
 
 app = typer.Typer(
     name="lorikeet",
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,6 +30,13 @@ app.command()(node.residency)
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(node.app, name="model")
+app.add_typer(bench.app, name="bench")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lorikeet {metadata.version('lorikeet')}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -48,6 +58,10 @@ def connect(
     timeout: Annotated[
         float | None, typer.Option(help="Seconds for each call, in place of its own limit.", min=0.001)
     ] = None,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+    ] = False,
 ) -> None:
     """Remember where the services are."""
     tls = ClientTls(ca_file=tls_ca) if tls_ca else None

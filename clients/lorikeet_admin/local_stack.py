@@ -4,7 +4,7 @@ import fcntl
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,6 +39,8 @@ class StackPlan:
     dtype: str
     model_name: str
     tenant: str
+    # Further flags of the inference service, for runs that need other sizes than a server's.
+    inference_flags: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,15 @@ class LocalStack:
             ChildPlan(
                 name="inference",
                 module="inference_service",
-                arguments=(*node, "--device", plan.device, "--dtype", plan.dtype, *_named(plan.model_name)),
+                arguments=(
+                    *node,
+                    "--device",
+                    plan.device,
+                    "--dtype",
+                    plan.dtype,
+                    *_named(plan.model_name),
+                    *plan.inference_flags,
+                ),
                 secrets={"INFERENCE_NODE_TOKEN": node_token},
                 address=inference,
                 log=logs / "inference.log",

@@ -1,0 +1,54 @@
+"""What a figure was measured on: every result carries it."""
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Facts of a run's time and place. `load` is the machine's one-minute load average at that moment."""
+
+    date: str
+    commit: str
+    python: str
+    packages: dict[str, str]
+    platform: str
+    cores: int
+    memory_bytes: int
+    load: float
+
+
+def describe_machine(*packages: str) -> Machine:
+    """This machine now, with the versions of these packages."""
+    return Machine(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=_commit(),
+        python=platform.python_version(),
+        packages={name: metadata.version(name) for name in ("lorikeet", *packages)},
+        platform=platform.platform(),
+        cores=os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        load=round(os.getloadavg()[0], 2),
+    )
+
+
+def _commit() -> str:
+    """The source tree's commit; empty outside one."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],  # noqa: S607 (any git)
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,18 @@
+"""The soak: many streams over adapters that churn, every token judged against a journal of who may answer."""
+
+from lorikeet_bench.soak.exchange import Fault, FaultKind
+from lorikeet_bench.soak.plan import SoakPlan, SoakTarget, write_soak_base
+from lorikeet_bench.soak.result import SoakResult
+from lorikeet_bench.soak.run import SoakProgress, WrongTargetError, run_soak
+
+__all__ = [
+    "Fault",
+    "FaultKind",
+    "SoakPlan",
+    "SoakProgress",
+    "SoakResult",
+    "SoakTarget",
+    "WrongTargetError",
+    "run_soak",
+    "write_soak_base",
+]
