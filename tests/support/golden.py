@@ -1,5 +1,6 @@
 """Golden outputs of transformers + peft, and how answers of the running service compare with them."""
 
+import asyncio
 import importlib.util
 import json
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from types import ModuleType
 import numpy as np
 from safetensors.numpy import load_file
 
-from tests.support.stack import Completion
+from tests.support.stack import Completion, Stack
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 
@@ -66,6 +67,25 @@ def prompts() -> dict[str, list[int]]:
     """Prompt ids by name: p1, p7, p33, p130."""
     document = json.loads((FIXTURES / "golden" / "prompts.json").read_text())
     return {name: p["ids"] for name, p in document["prompts"].items()}
+
+
+async def golden_answers(stack: Stack, model: GoldenModel, adapter: str | None) -> dict[str, Completion]:
+    """Greedy answers to all prompts at once, with the whole vocabulary's log-probabilities."""
+    names, vocab = prompts(), model.vocab_size
+    done = await asyncio.gather(
+        *(
+            stack.generate(
+                ids,
+                adapter=adapter,
+                max_tokens=16,
+                ignore_eos=True,
+                logprobs=vocab,
+                **({"prompt_logprobs": vocab} if name == "p33" else {}),
+            )
+            for name, ids in names.items()
+        )
+    )
+    return dict(zip(names, done, strict=True))
 
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:
