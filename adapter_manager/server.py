@@ -28,6 +28,7 @@ from adapter_manager.infra.data_directory import DataDirectory
 from adapter_manager.infra.node_client import GrpcNodeClient
 from adapter_manager.infra.redis.connection import RedisConnection, RedisOptions
 from adapter_manager.infra.redis.embedded import EmbeddedValkey
+from adapter_manager.infra.redis.identity import RegistryIdentity
 from adapter_manager.infra.redis.registry import RedisRegistry
 from adapter_manager.metrics import ManagerMetrics, ObservedArtifacts, ObservedNode
 from adapter_manager.settings import Settings
@@ -184,6 +185,7 @@ async def _registry(
             stack.push_async_callback(embedded.stop)
             await embedded.start()
             url = embedded.url
-        registry = RedisRegistry(RedisConnection(RedisOptions(url), metrics.store))
+        identity = RegistryIdentity(directory.registry_epoch, is_adopting=settings.adopt_registry)
+        registry = RedisRegistry(RedisConnection(RedisOptions(url), metrics.store), identity)
         stack.push_async_callback(registry.close)
         yield registry

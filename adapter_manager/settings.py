@@ -40,6 +40,11 @@ class Settings(BaseSettings):
         validate_default=True,
         description="redis:// or rediss:// or unix:// of a Redis >= 7 or Valkey; without it an embedded one",
     )
+    adopt_registry: bool = Field(
+        default=False,
+        description="follow whatever registry the store holds, or begin a new one in an empty store, although "
+        "this data directory knows another; for one start",
+    )
     store_url: str | None = Field(
         None,
         description="file:///dir, s3://bucket/prefix, gs:// or az://; without it a directory in data_dir",

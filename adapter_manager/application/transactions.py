@@ -39,6 +39,6 @@ class Transactions:
                     raise
                 await asyncio.sleep(random.uniform(0, 0.005 * 2**number))  # noqa: S311 (not a secret)
                 continue
-            await self._mirror.reach(generation)
+            await self._mirror.committed(changes, generation)
             return result
         raise AssertionError("the last attempt returns or raises")

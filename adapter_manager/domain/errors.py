@@ -23,7 +23,8 @@ ServiceError (lorikeet_contract)
 ├── ArtifactStoreError          UNAVAILABLE          ARTIFACT_STORE           with retry_after_s
 │   └── ArtifactMissingError    DATA_LOSS            ARTIFACT_MISSING         a revision is gone or cut short
 ├── RegistryUnavailableError    UNAVAILABLE          REGISTRY_UNAVAILABLE     with retry_after_s
-│   └── RegistryEmptiedError                                                  it came back with nothing in it
+│   ├── RegistryBehindError                                                   it lacks what was acknowledged
+│   └── RegistryReplacedError                        REGISTRY_REPLACED        it is empty, or another's
 ├── RegistrySchemaError         FAILED_PRECONDITION  REGISTRY_SCHEMA          written by a newer version
 ├── ConcurrentChangeError       ABORTED              CONCURRENT_CHANGE        with retry_after_s
 ├── PurgeInProgressError        UNAVAILABLE          PURGE_IN_PROGRESS        with retry_after_s
@@ -208,8 +209,14 @@ class RevisionInUseError(ServiceError):
     reason = "REVISION_IN_USE"
 
 
-class RegistryEmptiedError(RegistryUnavailableError):
-    """The registry's store came back with nothing in it."""
+class RegistryBehindError(RegistryUnavailableError):
+    """The registry's store came back with nothing in it, or with an older state than was acknowledged."""
+
+
+class RegistryReplacedError(RegistryUnavailableError):
+    """The store holds nothing or another registry than the one that this manager follows."""
+
+    reason = "REGISTRY_REPLACED"
 
 
 class RegistrySchemaError(ServiceError):

@@ -35,6 +35,11 @@ class DataDirectory:
         """The embedded registry."""
         return self.root / "valkey"
 
+    @property
+    def registry_epoch(self) -> Path:
+        """Which registry is followed."""
+        return self.root / "registry-epoch"
+
     def lock(self) -> IO[str]:
         """Keep other managers out until the returned file is closed, which the process's end does too.
 

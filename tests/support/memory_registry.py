@@ -9,7 +9,7 @@ from adapter_manager.domain.adapter import Adapter, DigestUse, UploadReceipt
 from adapter_manager.domain.catalog import RegistryView
 from adapter_manager.domain.errors import (
     ConcurrentChangeError,
-    RegistryEmptiedError,
+    RegistryBehindError,
     RegistryUnavailableError,
 )
 from adapter_manager.domain.node import BaseModel
@@ -99,7 +99,7 @@ class MemoryRegistry:
     async def refresh(self, view: RegistryView) -> RegistryView:
         self._check_away()
         if not self.epoch:
-            raise RegistryEmptiedError("emptied")
+            raise RegistryBehindError("emptied")
         if (view.epoch, view.generation) == (self.epoch, self.generation):
             return view
         return RegistryView(

@@ -8,6 +8,7 @@ content) and because a registry is small: some kilobytes an adapter, written sel
   {lorikeet}:generation     grows with each commit
   {lorikeet}:changes        sorted set: record id by the generation that changed it last
   {lorikeet}:index          sorted set, all scores 0: ids of all indexed records, for pages in order
+  {lorikeet}:restored       hash: the last restore wrote the view of generation `from` and made it `as`
   {lorikeet}:record:<id>    a record; <id> is e.g. tenant:<t>, adapter:<t>/<a>, use:<digest>
 """
 
@@ -23,6 +24,7 @@ EPOCH = "{lorikeet}:epoch"
 GENERATION = "{lorikeet}:generation"
 CHANGES = "{lorikeet}:changes"
 INDEX = "{lorikeet}:index"
+RESTORED = "{lorikeet}:restored"
 
 _RECORD = "{lorikeet}:record:"
 

@@ -55,6 +55,7 @@ async def test_large_catalogs_are_paged(tmp_path: Path) -> None:
         for index in range(20_000):
             copy = replace(adapter, adapter=f"a{index}")
             registry.records[(type(copy), copy.name.short)] = Stored(copy, "e")
+        registry.generation += 1  # as for a commit of another manager
         await parts.push("demo/last", "last")
         await eventually(lambda: len(node.adapters) == 20_002, 20)
 

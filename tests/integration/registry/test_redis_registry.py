@@ -23,7 +23,6 @@ from adapter_manager.domain.adapter import (
 from adapter_manager.domain.catalog import RegistryView
 from adapter_manager.domain.errors import (
     ConcurrentChangeError,
-    RegistryEmptiedError,
     RegistrySchemaError,
     RegistryUnavailableError,
 )
@@ -224,26 +223,6 @@ async def test_acknowledged_writes_survive_kill_9(server: EmbeddedValkey, regist
     view = await _refreshed(registry)
     assert set(acknowledged) <= set(view.tenants)
     assert len(view.tenants) <= len(acknowledged) + 1  # the one whose answer was lost may be there
-
-
-async def test_an_emptied_store_is_filled_again_from_the_view(registry: RedisRegistry) -> None:
-    """No write gets in before, so no new registry begins beside what was acknowledged."""
-    await registry.commit(
-        [create(Tenant("t", 1.0)), create(TenantUsage("t", 1)), create(make_adapter("t", "a"))]
-    )
-    view = await registry.refresh(RegistryView())
-    await registry._connection.client.flushall()
-    with pytest.raises(RegistryUnavailableError):
-        await registry.commit([create(Tenant("u", 1.0))])
-    with pytest.raises(RegistryEmptiedError):
-        await registry.refresh(view)
-    restored = await registry.restore(view)
-    assert (restored.adapters, restored.tenants) == (view.adapters, view.tenants)
-    assert restored.generation > view.generation
-    usage = await registry.usage("t")
-    assert usage
-    assert usage.value.num_adapters == 1
-    assert len((await registry.adapters("t", "", 10)).items) == 1
 
 
 async def test_the_generation_can_be_raised_but_not_lowered(registry: RedisRegistry) -> None:
