@@ -42,8 +42,8 @@ class Settings(BaseSettings):
     )
     adopt_registry: bool = Field(
         default=False,
-        description="follow whatever registry the store holds, or begin a new one in an empty store, although "
-        "this data directory knows another; for one start",
+        description="follow whatever registry the store holds, or begin one in an empty store, although this "
+        "data directory knows another; for one start",
     )
     store_url: str | None = Field(
         None,
