@@ -1,5 +1,6 @@
 """The step loop: one thread that owns requests, blocks, slots and the device."""
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from inference_service.domain.adapter import ResidentAdapter
 from inference_service.domain.durations import Durations
 from inference_service.domain.engine import EngineStatus
 from inference_service.domain.engine_report import EngineReport
+from inference_service.domain.step import SchedulerOutput
 from inference_service.engine.channel import EngineSide
 from inference_service.engine.failures import to_failure
 from inference_service.engine.messages import (
@@ -83,6 +85,7 @@ class EngineLoop:
         begun_s = self._clock()
         step = self._scheduler.schedule(begun_s)
         if step.scheduled:
+            self._log_step(step)
             result = self._backend.runner.execute(step)
             ended_s = self._clock()
             self._scheduler.update(result, ended_s)
@@ -90,6 +93,16 @@ class EngineLoop:
         self._send_news()
         if not step.scheduled and not self._is_ending:
             self._sleep()
+
+    def _log_step(self, step: SchedulerOutput) -> None:
+        if log.is_enabled_for(logging.DEBUG):  # what it takes to say it is done for nobody else
+            log.debug(
+                "engine.step_scheduled",
+                step=step.step,
+                requests=len(step.scheduled),
+                tokens=step.num_tokens,
+                adapters=sorted(self._scheduler.adapters_of(step)),
+            )
 
     def _sleep(self) -> None:
         timeout_s = _LONGEST_SLEEP_S

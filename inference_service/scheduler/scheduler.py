@@ -132,6 +132,11 @@ class Scheduler:
             else:
                 self._table.finish(state, progress.reason, now_s, progress=progress)
 
+    def adapters_of(self, step: SchedulerOutput) -> set[str]:
+        """Digests that the step's requests run with, the base model left out; ask before `update`."""
+        states = (self._table.get(scheduled.request_id) for scheduled in step.scheduled)
+        return {state.request.digest for state in states if state is not None and state.request.digest}
+
     def take_outputs(self) -> list[RequestOutput]:
         """Everything that requests have to tell since the last call."""
         outputs, self._table.outputs = self._table.outputs, []
