@@ -2,7 +2,11 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -61,6 +65,27 @@ def test_json_lines_parse_and_values_are_bounded(capfd: pytest.CaptureFixture[st
     assert record["event"] == "x.happened"
     assert record["count"] == 3
     assert len(record["value"]) < 2100
+
+
+def test_lines_of_two_processes_do_not_mix(tmp_path: Path) -> None:
+    """Front end and engine share one file: every line stays one event of one of them."""
+    program = (
+        "import structlog, sys; from lorikeet_rpc import logs; logs.configure_logging(json=True)\n"
+        "for n in range(2000): structlog.get_logger().info('a.b', who=sys.argv[1], n=n)\n"
+    )
+    with (tmp_path / "log").open("ab") as log:
+        writers = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, who],
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+            for who in ("front", "engine")
+        ]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    for who in ("front", "engine"):
+        assert [event["n"] for event in events if event["who"] == who] == list(range(2000))
 
 
 @pytest.mark.parametrize(
