@@ -27,7 +27,8 @@ COUNTERS = (
 )
 LIVE = (
     "lorikeet_requests_running", "lorikeet_requests_waiting", "lorikeet_adapter_leases",
-    "lorikeet_kv_blocks_used", "lorikeet_adapter_arena_used_bytes", "lorikeet_host_pool_used_bytes", "lorikeet_adapters_resident",
+    "lorikeet_kv_blocks_used", "lorikeet_adapter_arena_used_bytes", "lorikeet_host_pool_used_bytes",
+    "lorikeet_adapters_resident",
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
 )  # fmt: skip
 
