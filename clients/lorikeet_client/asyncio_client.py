@@ -1,7 +1,7 @@
 """The asyncio client: the blocking one's methods, awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -125,11 +125,12 @@ class AsyncLorikeet:
         *,
         chat: Sequence[ChatMessage] | None = None,
         add_special_tokens: bool | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Tokenized:
         """The prompt or chat as the model reads it."""
         return await self._transport.unary(
-            inference_calls.tokenize(prompt, chat, add_special_tokens), timeout_s
+            inference_calls.tokenize(prompt, chat, add_special_tokens, template_arguments), timeout_s
         )
 
     async def get_model(self, *, timeout_s: float | None = None) -> Model:

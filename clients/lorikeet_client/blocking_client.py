@@ -1,6 +1,6 @@
 """The blocking client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -122,10 +122,13 @@ class Lorikeet:
         *,
         chat: Sequence[ChatMessage] | None = None,
         add_special_tokens: bool | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Tokenized:
         """The prompt or chat as the model reads it."""
-        return self._transport.unary(inference_calls.tokenize(prompt, chat, add_special_tokens), timeout_s)
+        return self._transport.unary(
+            inference_calls.tokenize(prompt, chat, add_special_tokens, template_arguments), timeout_s
+        )
 
     def get_model(self, *, timeout_s: float | None = None) -> Model:
         """The base model, its limits, its LoRA sites and the engine's counters."""

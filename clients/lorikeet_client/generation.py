@@ -1,9 +1,9 @@
 """Values of text generation: what a caller asks, what streams back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    `fields` is what else the model's template reads of a turn, such as "tool_calls", "thinking" or "name":
+    values of JSON, whose order is kept.
+    """
 
     role: str
     content: str
+    fields: Mapping[str, Any] | None = None
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -37,6 +42,7 @@ class GenerateOptions(TypedDict, total=False):
 
     chat, token_ids: the input, in place of a prompt.
     add_generation_prompt: append the template's opening of the assistant's turn. Default true.
+    template_arguments: further template variables, such as "tools" or "reasoning_effort"; values of JSON
     adapter: "name", "name@alias", "tenant/name[@alias]" or a resource name; absent means the base model.
     sampling: how tokens are chosen.
     request_id: names the request in logs and for `abort`; the server makes one if absent.
@@ -45,6 +51,7 @@ class GenerateOptions(TypedDict, total=False):
     chat: Sequence[ChatMessage]
     token_ids: Sequence[int]
     add_generation_prompt: bool
+    template_arguments: Mapping[str, Any]
     adapter: str
     sampling: SamplingParams
     request_id: str

@@ -1,7 +1,8 @@
 """Generation values from and to their messages. Pure."""
 
-from collections.abc import Iterable, Sequence
-from typing import Unpack
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
 
 from lorikeet.inference.v1 import generation_pb2 as pb
 from lorikeet.inference.v1 import model_pb2
@@ -38,7 +39,9 @@ def generate_request(prompt: str | None, **options: Unpack[GenerateOptions]) -> 
     if prompt is not None:
         message.prompt = prompt
     elif chat is not None:
-        message.chat.CopyFrom(chat_messages(chat, options.get("add_generation_prompt")))
+        message.chat.CopyFrom(
+            chat_messages(chat, options.get("add_generation_prompt"), options.get("template_arguments"))
+        )
     else:
         message.token_ids.SetInParent()
         message.token_ids.ids.extend(token_ids or ())
@@ -50,7 +53,11 @@ def generate_request(prompt: str | None, **options: Unpack[GenerateOptions]) -> 
 
 
 def tokenize_request(
-    prompt: str | None, chat: Sequence[ChatMessage] | None, *, add_special_tokens: bool | None
+    prompt: str | None,
+    chat: Sequence[ChatMessage] | None,
+    *,
+    add_special_tokens: bool | None,
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> pb.TokenizeRequest:
     """The request; raises TypeError unless exactly one of prompt and chat is given."""
     if (prompt is None) == (chat is None):
@@ -59,14 +66,28 @@ def tokenize_request(
     if prompt is not None:
         message.prompt = prompt
     elif chat is not None:
-        message.chat.CopyFrom(chat_messages(chat, None))
+        message.chat.CopyFrom(chat_messages(chat, None, template_arguments))
     return message
 
 
-def chat_messages(chat: Sequence[ChatMessage], add_generation_prompt: bool | None) -> pb.ChatMessages:
-    """A conversation."""
-    turns = [pb.ChatMessage(role=turn.role, content=turn.content) for turn in chat]
-    return pb.ChatMessages(messages=turns, add_generation_prompt=add_generation_prompt)
+def chat_messages(
+    chat: Sequence[ChatMessage],
+    add_generation_prompt: bool | None,
+    template_arguments: Mapping[str, Any] | None = None,
+) -> pb.ChatMessages:
+    """A conversation; raises TypeError or ValueError for fields or arguments that JSON cannot say."""
+    turns = [
+        pb.ChatMessage(role=turn.role, content=turn.content, fields_json=_json(turn.fields)) for turn in chat
+    ]
+    return pb.ChatMessages(
+        messages=turns,
+        add_generation_prompt=add_generation_prompt,
+        template_arguments_json=_json(template_arguments),
+    )
+
+
+def _json(values: Mapping[str, Any] | None) -> str:
+    return json.dumps(dict(values), ensure_ascii=False, allow_nan=False) if values else ""
 
 
 def sampling_params(params: SamplingParams) -> pb.SamplingParams:

@@ -1,7 +1,7 @@
 """The unary calls of InferenceService."""
 
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 from lorikeet.inference.v1 import generation_pb2 as pb
 from lorikeet.inference.v1 import model_pb2
@@ -26,10 +26,15 @@ def abort(request_id: str) -> Call[pb.AbortResponse, bool]:
 
 
 def tokenize(
-    prompt: str | None, chat: Sequence[ChatMessage] | None, add_special_tokens: bool | None
+    prompt: str | None,
+    chat: Sequence[ChatMessage] | None,
+    add_special_tokens: bool | None,
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> Call[pb.TokenizeResponse, Tokenized]:
     """A prompt as the model reads it."""
-    request = messages.tokenize_request(prompt, chat, add_special_tokens=add_special_tokens)
+    request = messages.tokenize_request(
+        prompt, chat, add_special_tokens=add_special_tokens, template_arguments=template_arguments
+    )
     return Call(Service.INFERENCE, "Tokenize", request, pb.TokenizeResponse, messages.tokenized)
 
 

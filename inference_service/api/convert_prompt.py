@@ -1,16 +1,21 @@
 """Prompts as messages to checked values. Lengths first: a message that is too long costs nothing more."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any, cast
+
+import msgspec
 
 from inference_service.api.field_errors import check_ids_known, limit_error, refuse
 from inference_service.api.generation_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, too_long
 from inference_service.domain.engine import EngineInfo
-from inference_service.text.chat_template import ChatTurn
+from inference_service.text.chat_template import RESERVED_ARGUMENTS, RESERVED_FIELDS, ChatTurn
 from lorikeet.inference.v1 import generation_pb2
 
 # So many turns are read and rendered in some ten milliseconds.
 MAX_CHAT_MESSAGES = 4096
 MAX_ROLE_LENGTH = 64
+# Parsed in a few milliseconds.
+MAX_CHAT_JSON_BYTES = 1 << 20
 
 
 def read_prompt(message: generation_pb2.GenerateRequest, info: EngineInfo) -> Prompt:
@@ -58,11 +63,54 @@ def _chat(message: generation_pb2.ChatMessages) -> ChatPrompt:
             num_turns,
             MAX_CHAT_MESSAGES,
         )
-    turns = tuple(ChatTurn(turn.role, turn.content) for turn in message.messages)
-    for index, turn in enumerate(turns):
-        _check_role(f"chat.messages[{index}].role", turn.role)
+    num_json_bytes = _json_bytes(message)
+    turns: list[ChatTurn] = []
+    for index, turn in enumerate(message.messages):
+        where = f"chat.messages[{index}]"
+        _check_role(f"{where}.role", turn.role)
+        fields = _json_object(f"{where}.fields_json", turn.fields_json, RESERVED_FIELDS)
+        turns.append(ChatTurn(turn.role, turn.content, fields))
     optional = message.HasField("add_generation_prompt")
-    return ChatPrompt(turns, message.add_generation_prompt if optional else True)
+    return ChatPrompt(
+        tuple(turns),
+        message.add_generation_prompt if optional else True,
+        _json_object("chat.template_arguments_json", message.template_arguments_json, RESERVED_ARGUMENTS),
+        num_json_bytes,
+    )
+
+
+def _json_bytes(message: generation_pb2.ChatMessages) -> int:
+    """The size of a chat's JSON texts, which is checked before one of them is parsed."""
+    texts = [message.template_arguments_json, *(turn.fields_json for turn in message.messages)]
+    total = sum(len(text.encode()) for text in texts if text)
+    if total > MAX_CHAT_JSON_BYTES:
+        raise limit_error(
+            f"chat has {total} bytes in template_arguments_json and its messages' fields_json; this server's "
+            f"max_chat_json_bytes is {MAX_CHAT_JSON_BYTES}",
+            "chat",
+            "max_chat_json_bytes",
+            total,
+            MAX_CHAT_JSON_BYTES,
+        )
+    return total
+
+
+def _json_object(field: str, text: str, reserved: Collection[str]) -> dict[str, Any]:
+    """The object in `text`, in its own order; an empty text is an empty object."""
+    if not text:
+        return {}
+    try:
+        value = cast("object", msgspec.json.decode(text))
+    except (msgspec.DecodeError, RecursionError) as error:
+        refuse(field, "not JSON", str(error))
+    if not isinstance(value, dict):
+        refuse(field, "not a JSON object", "send an object of names and values")
+    found = cast("dict[str, Any]", value)
+    for name in sorted(reserved & found.keys()):
+        refuse(
+            field, f"an object with the reserved name {name!r}", "it has a place of its own in the message"
+        )
+    return found
 
 
 def _check_role(field: str, role: str) -> None:

@@ -1,7 +1,9 @@
 """What a client asked, parsed and checked, before its tokens are known. `convert` makes it."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from inference_service.domain.engine import EngineInfo
 from inference_service.domain.errors import LimitExceededError
@@ -18,12 +20,22 @@ class TextPrompt:
     add_special_tokens: bool = True
 
 
+def _no_arguments() -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages for the model's chat template, which has the special tokens itself."""
+    """Messages for the model's chat template, which has the special tokens itself.
+
+    `arguments` are further variables of the template. `num_json_bytes` is the size of the texts that they and
+    the turns' fields were read from: what rendering may have to go through.
+    """
 
     turns: tuple[ChatTurn, ...]
     add_generation_prompt: bool = True
+    arguments: Mapping[str, Any] = field(default_factory=_no_arguments)
+    num_json_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class PromptEncoder:
         turns = prompt.turns if isinstance(prompt, ChatPrompt) else ()
         text = prompt.text if isinstance(prompt, TextPrompt) else ""
         num_characters = len(text) + sum(len(turn.role) + len(turn.content) for turn in turns)
+        num_characters += prompt.num_json_bytes if isinstance(prompt, ChatPrompt) else 0
         if num_characters > self._max_text_bytes:
             raise self._too_large(num_characters)
         if num_characters + _TURN_CHARACTERS * len(turns) <= _INLINE_CHARACTERS:
@@ -81,6 +82,7 @@ class PromptEncoder:
             prompt.turns,
             add_generation_prompt=prompt.add_generation_prompt,
             max_characters=self._max_text_bytes,
+            arguments=prompt.arguments,
         )
         self._check_length(rendered)
         return self.tokenizer.encoding(rendered, add_special_tokens=False), rendered

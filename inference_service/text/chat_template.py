@@ -4,8 +4,8 @@ Templates come with a model and are code: they run in Jinja's immutable sandbox,
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,16 +19,39 @@ from inference_service.domain.errors import InvalidRequestError, LimitExceededEr
 
 # The names under which templates know the special tokens (tokenizer_config.json has the same keys).
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_RAISED_BY_TEMPLATES = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 # A template's own words may quote a message, of megabytes.
 _MAX_ERROR_CHARACTERS = 2_000
 
 
+# What `render` passes by itself; arguments of a request may not replace it.
+RESERVED_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
+RESERVED_FIELDS = frozenset({"role", "content"})
+
+
+def _no_fields() -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """One message of a chat."""
+    """One message of a chat. `fields`: what else the template may read of it, none of RESERVED_FIELDS."""
 
     role: str
     content: str
+    fields: Mapping[str, Any] = field(default_factory=_no_fields)
+
+
+def _machine_time() -> datetime:
+    return datetime.now()  # noqa: DTZ005 (the machine's local date, as Hugging Face's)
 
 
 class ChatTemplateError(ValueError):
@@ -41,12 +64,18 @@ class ChatTemplate:
     Args:
         source: Jinja source.
         special_tokens: bos_token and the like, as the template may use them.
+        now: the clock that `strftime_now` reads.
     """
 
-    def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str | None,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = _machine_time,
+    ) -> None:
         self._special_tokens = dict(special_tokens)
         try:
-            self._template = None if source is None else _environment().from_string(source)
+            self._template = None if source is None else _environment(now).from_string(source)
         except TemplateSyntaxError as error:
             raise ChatTemplateError(f"chat template, line {error.lineno}: {error.message}") from error
 
@@ -66,8 +95,15 @@ class ChatTemplate:
         tokens = {key: _token_text(config.get(key)) for key in _SPECIAL_TOKENS}
         return cls(source, {k: v for k, v in tokens.items() if v is not None})
 
-    def render(self, turns: Sequence[ChatTurn], *, add_generation_prompt: bool, max_characters: int) -> str:
-        """The prompt text.
+    def render(
+        self,
+        turns: Sequence[ChatTurn],
+        *,
+        add_generation_prompt: bool,
+        max_characters: int,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text. `arguments` are further variables of the template, none of RESERVED_ARGUMENTS.
 
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages; its words are given.
@@ -78,16 +114,18 @@ class ChatTemplate:
                 "chat: this model has no chat template; send a prompt or token_ids",
                 metadata={"field": "chat"},
             )
+        variables: dict[str, Any] = {
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+            **(arguments or {}),
+            "messages": [{"role": turn.role, "content": turn.content, **turn.fields} for turn in turns],
+            "add_generation_prompt": add_generation_prompt,
+        }
         pieces: list[str] = []
         length = 0
         try:
-            for piece in self._template.generate(
-                messages=[{"role": turn.role, "content": turn.content} for turn in turns],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
-            ):
+            for piece in self._template.generate(variables):
                 pieces.append(piece)
                 length += len(piece)
                 if length > max_characters:
@@ -101,8 +139,9 @@ class ChatTemplate:
                             "maximum": str(max_characters),
                         },
                     )
-        # A template is code: its own raise_exception, and whatever Python raises in an expression of it.
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # A template is code: its own raise_exception, and whatever Python raises in an expression of it. One
+        # that calls itself for what lies deeper ends in RecursionError on what is nested a thousand deep.
+        except _RAISED_BY_TEMPLATES as error:
             words = str(error)[:_MAX_ERROR_CHARACTERS]
             raise InvalidRequestError(
                 f"chat: the model's chat template refuses these messages: {words}", metadata={"field": "chat"}
@@ -110,12 +149,15 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    def strftime_now(format: str) -> str:  # noqa: A002 (templates may pass it by this name)
+        return now().strftime(format)
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals.update({"raise_exception": _raise_exception, "strftime_now": _strftime_now})  # pyright: ignore[reportCallIssue,reportArgumentType]
+    environment.globals.update({"raise_exception": _raise_exception, "strftime_now": strftime_now})  # pyright: ignore[reportCallIssue,reportArgumentType]
     return environment
 
 
@@ -145,10 +187,6 @@ def _tojson(
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:  # noqa: A002 (templates may pass it by this name)
-    return datetime.now().strftime(format)  # noqa: DTZ005 (the machine's local date, as Hugging Face's)
 
 
 def _configured_template(value: Any) -> str | None:

@@ -79,7 +79,9 @@ async def test_results_are_values(both: Any, fakes: FakeServices) -> None:
     assert await both.call("delete_adapter", "demo/a0") is None
     assert await both.call("abort", "running")
     assert not await both.call("abort", "other")
-    tokenized = await both.call("tokenize", chat=[lk.ChatMessage("user", "two words")])
+    tokenized = await both.call(
+        "tokenize", chat=[lk.ChatMessage("user", "two words")], template_arguments={"a": 1}
+    )
     assert tokenized.token_bytes == (b"two", b"words")
     completion = await both.call("complete", "a b", adapter="a0")
     assert (completion.text, completion.finish.adapter.tier_hit) == ("ab", lk.AdapterTier.HOST)

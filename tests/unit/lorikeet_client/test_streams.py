@@ -1,6 +1,7 @@
 """Generation streams of both clients: deltas, the whole, closing, broken streams, inputs."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,15 +99,26 @@ async def test_absent_stays_absent(both: Any, fakes: FakeServices) -> None:
 
 async def test_inputs(both: Any, fakes: FakeServices) -> None:
     """A chat and token ids, an empty list of them too, arrive as what they are."""
-    chat = [lk.ChatMessage("system", "s"), lk.ChatMessage("user", "u")]
-    await _read(both, chat=chat, add_generation_prompt=False)
+    chat = [lk.ChatMessage("system", "s"), lk.ChatMessage("user", "u", {"z": "é", "a": [1, 2.0]})]
+    arguments = {"tools": [{"name": "t"}], "reasoning_effort": "high"}
+    await _read(both, chat=chat, add_generation_prompt=False, template_arguments=arguments)
     await _read(both, token_ids=[3, 1])
     await _read(both, token_ids=[])
     talk, ids, empty = fakes.inference.requests
     assert [(m.role, m.content) for m in talk.chat.messages] == [("system", "s"), ("user", "u")]
     assert talk.chat.HasField("add_generation_prompt")
+    assert [m.fields_json for m in talk.chat.messages] == ["", '{"z": "é", "a": [1, 2.0]}']
+    assert json.loads(talk.chat.template_arguments_json) == arguments
     assert list(ids.token_ids.ids) == [3, 1]
     assert empty.WhichOneof("input") == "token_ids"
+
+
+@pytest.mark.parametrize("values", [{"a": {1, 2}}, {"a": float("nan")}])
+async def test_what_json_cannot_say(both: Any, values: dict[str, Any]) -> None:
+    """Is a mistake in the calling program, before anything is sent."""
+    for options in ({"template_arguments": values}, {"chat": [lk.ChatMessage("user", "u", values)]}):
+        with pytest.raises((TypeError, ValueError), match="JSON"):
+            await _read(both, **{"chat": [lk.ChatMessage("user", "u")], **options})
 
 
 @pytest.mark.parametrize("options", [{}, {"prompt": "x", "token_ids": [1]}, {"chat": [], "prompt": ""}])
