@@ -66,6 +66,10 @@ class DeviceArena(Protocol):
         """Free a slot; the caller knows that no step uses it. Also cancels a running copy."""
         ...
 
+    def compact(self) -> bool:
+        """Move adapters together, leased ones too, so that free bytes lie side by side. False: none moved."""
+        ...
+
 
 class Backend(Protocol):
     """A loaded model with all its parts, as `EngineConfig.backend_factory` returns it."""

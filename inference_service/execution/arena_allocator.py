@@ -1,6 +1,7 @@
 """Which bytes of the arena are taken. Pure arithmetic; best fit, neighbours merged on release."""
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 
 
 class ArenaAllocator:
@@ -24,6 +25,19 @@ class ArenaAllocator:
             insort(self._free, (begin + num_bytes, end))
         self.used_bytes += num_bytes
         return begin
+
+    def replace(self, taken: Iterable[tuple[int, int]]) -> None:
+        """Forget all ranges; these (begin, num_bytes) are taken instead. They must not overlap."""
+        free: list[tuple[int, int]] = []
+        end_of_last = used = 0
+        for begin, num_bytes in sorted(taken):
+            if begin > end_of_last:
+                free.append((end_of_last, begin))
+            end_of_last = begin + num_bytes
+            used += num_bytes
+        if end_of_last < self.total_bytes:
+            free.append((end_of_last, self.total_bytes))
+        self._free, self.used_bytes = free, used
 
     def release(self, begin: int, num_bytes: int) -> None:
         """Give back exactly what `allocate` returned for `num_bytes`."""

@@ -14,6 +14,9 @@ from inference_service.execution.host_pool import HostAdapter, PinnedHostPool
 from lorikeet_contract.manifest import padded_rank
 from lorikeet_kernels.lora_tables import LoraTables
 
+# Of an adapter that is moved within the arena, at a time: bounds what a move takes beside the arena.
+_MOVE_BYTES = 16 << 20
+
 
 @dataclass(slots=True)
 class _Slot:
@@ -113,6 +116,35 @@ class TensorArena:
         # Bytes still being copied may be handed out at once: later copies follow on the same stream.
         self._allocator.release(held.begin, held.adapter.layout.num_bytes)
         self.used_bytes = self._allocator.used_bytes
+
+    def compact(self) -> bool:
+        """See ports.DeviceArena. Copies in progress stay where they are.
+
+        Everything is in the order of the compute stream: steps already enqueued read the old places, later
+        ones the new.
+        """
+        if self._stream is not None:
+            # A copy that was cancelled may still write into bytes that are free by our count.
+            torch.cuda.current_stream(self._bytes.device).wait_stream(self._stream)
+        end_of_last, has_moved = 0, False
+        for index, slot in sorted(self._slots.items(), key=lambda item: item[1].begin):
+            num_bytes = slot.adapter.layout.num_bytes
+            if slot.copy is None and end_of_last < slot.begin and num_bytes:
+                self._move(slot.begin, end_of_last, num_bytes)
+                slot.begin, has_moved = end_of_last, True
+                self._enter(index, slot)
+            end_of_last = max(end_of_last, slot.begin + num_bytes)
+        if has_moved:
+            held = [(slot.begin, slot.adapter.layout.num_bytes) for slot in self._slots.values()]
+            self._allocator.replace(range_ for range_ in held if range_[1])
+        return has_moved
+
+    def _move(self, source: int, destination: int, num_bytes: int) -> None:
+        """Move bytes towards the start; the ranges may overlap, so pieces go over spare memory."""
+        for offset in range(0, num_bytes, _MOVE_BYTES):
+            count = min(_MOVE_BYTES, num_bytes - offset)
+            piece = self._bytes[source + offset : source + offset + count].clone()
+            self._bytes[destination + offset : destination + offset + count].copy_(piece)
 
     def _enter(self, index: int, slot: _Slot) -> None:
         """Point the tables' row at the adapter."""

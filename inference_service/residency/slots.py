@@ -84,11 +84,7 @@ class Slots:
         if room + sum(victim.num_bytes for victim in victims) < entry.num_bytes:
             return False
         while True:
-            if (
-                self._free
-                and room >= entry.num_bytes
-                and self._arena.begin_copy(entry.digest, self._free[-1])
-            ):
+            if self._free and room >= entry.num_bytes and self._begin_copy(entry):
                 entry.slot = self._free.pop()
                 entry.copy_begun_s = now_s
                 self._by_slot[entry.slot] = entry
@@ -96,13 +92,27 @@ class Slots:
                 return True
             if not victims:
                 break
-            # Also where the bytes would do: the free ones may not lie side by side.
+            # Also where the bytes would do: copies in progress may lie between the free ones.
             room += victims[0].num_bytes
             self._evict(victims.pop(0))
         if not self._by_slot:
             error = _cannot_place(entry, self._arena.total_bytes)
             self._table.fail(entry, LoadStage.COPY, error, now_s)
         return False
+
+    def _begin_copy(self, entry: AdapterEntry) -> bool:
+        """Into a free slot. Free bytes that do not lie side by side are moved together first.
+
+        Pinned adapters never leave by themselves: one that lies in the middle would else keep out all that
+        are larger than the gaps beside it, and those who wait behind them, for as long as it is pinned.
+        """
+        slot = self._free[-1]
+        if self._arena.begin_copy(entry.digest, slot):
+            return True
+        if not self._arena.compact():
+            return False
+        log.info("residency.compacted", adapter=entry.digest)
+        return self._arena.begin_copy(entry.digest, slot)
 
     def _evict(self, victim: AdapterEntry) -> None:
         slot = victim.slot

@@ -98,6 +98,9 @@ class FakeArena:
         self.polls_per_copy = polls_per_copy
         self.digest_of: dict[int, str] = {}
         self.refuse: set[str] = set()
+        # Refused for want of a gap that is large enough, until `compact` is called.
+        self.fragmented: set[str] = set()
+        self.num_compactions = 0
         self._bytes_of: dict[int, int] = {}
         self._copying: dict[int, int] = {}
         self._pool = pool
@@ -107,13 +110,20 @@ class FakeArena:
         """Bytes of all slots."""
         return sum(self._bytes_of.values())
 
+    def compact(self) -> bool:
+        """Move all together."""
+        has_moved = bool(self.fragmented)
+        self.num_compactions += has_moved
+        self.fragmented.clear()
+        return has_moved
+
     def begin_copy(self, digest: str, slot: int) -> bool:
         """Start a copy; the revision must be in the pool and the slot empty."""
         assert 0 <= slot < self.num_slots
         assert slot not in self._bytes_of, "slot in use"
         assert digest not in self.digest_of.values(), "copied twice"
         num_bytes = self._pool.held[digest]
-        if digest in self.refuse or self.used_bytes + num_bytes > self.total_bytes:
+        if digest in self.refuse | self.fragmented or self.used_bytes + num_bytes > self.total_bytes:
             return False
         self._bytes_of[slot] = num_bytes
         self.digest_of[slot] = digest

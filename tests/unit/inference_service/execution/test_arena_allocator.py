@@ -47,6 +47,17 @@ def test_best_fit() -> None:
     assert allocator.allocate(0) == 0
 
 
+def test_replacing_all_ranges() -> None:
+    """What lies between, before and after the given ranges is free."""
+    allocator = ArenaAllocator(100)
+    allocator.allocate(70)
+    allocator.replace([(50, 10), (10, 20), (30, 5)])
+    assert allocator.used_bytes == 35
+    assert [allocator.allocate(size) for size in (41, 40, 15, 10, 1)] == [None, 60, 35, 0, None]
+    allocator.replace([])
+    assert (allocator.used_bytes, allocator.allocate(100)) == (0, 0)
+
+
 def test_empty_arena() -> None:
     """A node without room for adapters still starts."""
     assert ArenaAllocator(0).allocate(1) is None

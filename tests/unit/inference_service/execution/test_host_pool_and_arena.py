@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from inference_service.domain.errors import AdapterTooLargeError, CapacityError, PayloadError
+from inference_service.execution import device_arena
 from inference_service.execution.adapter_layout import AdapterPlacer
 from inference_service.execution.arena_copy import CpuCopy
 from inference_service.execution.device_arena import TensorArena
@@ -39,13 +40,15 @@ def make_pool(
     return PinnedHostPool(placer, dtype, total_bytes, ThreadPoolExecutor(2), pin_memory=False)
 
 
-def make_arena(schema: LoraSchema, pool: PinnedHostPool, total_bytes: int = 1 << 20) -> TensorArena:
-    """An arena of three slots."""
+def make_arena(
+    schema: LoraSchema, pool: PinnedHostPool, total_bytes: int = 1 << 20, num_slots: int = 3
+) -> TensorArena:
+    """An arena, of three slots unless said otherwise."""
     placer = AdapterPlacer(schema, "base", 4, 16)
     return TensorArena(
         pool,
         placer.indices,
-        num_slots=3,
+        num_slots=num_slots,
         max_rank=16,
         total_bytes=total_bytes,
         dtype=torch.float32,
@@ -254,6 +257,57 @@ def test_no_gap(tmp_path: Path, schema: LoraSchema) -> None:
     assert arena.begin_copy(manifests[2].digest, 2)
     with pytest.raises(PayloadError, match="not in the host pool"):
         arena.begin_copy("unknown", 0)
+
+
+def stored_b(arena: TensorArena, schema: LoraSchema, slot: int, weights: SiteWeights) -> np.ndarray:
+    """What the tables say that one site's B is."""
+    column = [site.name for site in schema.sites].index(weights.site.name)
+    begin, rank = int(arena.tables.b_offset[slot, column]), int(arena.tables.rank[slot, column])
+    rows, used = weights.b.shape
+    return arena.tables.arena[begin : begin + rows * rank].numpy().reshape(rows, rank)[:, :used]
+
+
+@pytest.mark.parametrize("piece_bytes", [device_arena._MOVE_BYTES, 768])
+def test_compacting_makes_one_gap_of_many(
+    tmp_path: Path, schema: LoraSchema, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    """Small and large ones move over themselves, a copy in progress stays, and tables follow the weights."""
+    monkeypatch.setattr(device_arena, "_MOVE_BYTES", piece_bytes)
+    monkeypatch.setattr(CpuCopy, "BYTES_PER_CALL", 1)
+    pool = make_pool(schema)
+    sites = [make_sites(schema, rank=rank, seed=9 * i) for i, rank in enumerate((8, 16, 8, 8, 8, 16))]
+    manifests = [write(tmp_path / f"{i}", schema, s) for i, s in enumerate(sites)]
+    for index, manifest in enumerate(manifests):
+        pool.read(manifest, str(tmp_path / f"{index}"))
+    unit, double = (pool.bytes_needed(manifests[index]) for index in (0, 1))
+    arena = make_arena(schema, pool, total_bytes=5 * unit + double, num_slots=6)
+    assert not arena.compact()
+
+    def place(index: int, slot: int, polls: int = 2) -> None:
+        assert arena.begin_copy(manifests[index].digest, slot)
+        for _ in range(polls):
+            arena.poll()
+
+    for index in (0, 1, 2, 3):
+        place(index, index)
+    place(4, 4, polls=1)  # still copying
+    arena.release(0)
+    arena.release(2)
+    used = arena.used_bytes
+    assert used == double + 2 * unit
+    assert not arena.begin_copy(manifests[5].digest, 5)
+    assert arena.compact()
+    assert not arena.compact()
+    assert arena.used_bytes == used
+    arena.poll()
+    place(5, 5)
+    assert arena.used_bytes == 2 * double + 2 * unit
+    for index in (1, 3, 4, 5):
+        for weights in sites[index]:
+            np.testing.assert_array_equal(stored_b(arena, schema, index, weights), weights.b)
+    for slot in range(6):
+        arena.release(slot)
+    assert arena.used_bytes == 0
 
 
 def test_an_empty_revision_is_active_at_once(schema: LoraSchema) -> None:

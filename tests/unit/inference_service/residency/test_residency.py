@@ -125,6 +125,21 @@ def test_pinned_adapter_keeps_its_slot() -> None:
     assert (end.reason, end.error_reason) == (FinishReason.FAILED, "ADAPTER_UNAVAILABLE")
 
 
+def test_free_bytes_in_pieces_are_moved_together() -> None:
+    """Neither the request nor those behind it wait for a pin to go, and nobody else loses a slot for it."""
+    rig, (pinned, idle, large, small) = with_adapters(4, num_slots=4)
+    load(rig, pinned, pinned=True)
+    rig.add(make_request("idle", digest=idle))
+    rig.run()
+    rig.arena.fragmented.add(large)
+    rig.add(make_request("large", digest=large))
+    rig.add(make_request("small", digest=small))
+    rig.run()
+    assert rig.arena.num_compactions == 1
+    assert [tier(rig, digest) for digest in (pinned, idle, large, small)] == [ACTIVE] * 4
+    assert rig.tokens("large") == expected_tokens(large, (1, 2, 3), 4)
+
+
 def test_host_copy_goes_oldest_first_and_pool_is_never_exceeded() -> None:
     """Room for three of five; the bound is the pool's own assertion."""
     rig, digests = with_adapters(5, host_bytes=300, num_slots=2)
