@@ -113,7 +113,11 @@ class UploadService:
         identity = _identify(caller, header)
         upload = Upload(self, identity, header)
         upload.result = await self._earlier(identity)
-        if upload.result is None:
+        if upload.result is not None:
+            # Its process may have died between the registration and its own cleaning up.
+            name = identity.name
+            await on_thread(self._staging.discard, name.tenant, name.adapter, identity.request_id)
+        else:
             self._models.current()
             await self._registration.check_room(identity.name)
             # validate_only must not take over the bytes of a real upload with the same id.

@@ -157,6 +157,8 @@ class TcpProxy:
                 gate = replies.get_nowait()
                 gate.reached.set()
                 await gate.released.wait()
+                if reader.at_eof():  # its sender died meanwhile, and the reply with it
+                    return
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
             if self.cut_after_bytes is not None:

@@ -23,6 +23,7 @@ from adapter_manager.domain.layout_options import LayoutOptions
 from adapter_manager.domain.shown_text import shown
 
 FILES_DIRECTORY = "files"
+PAYLOAD_PREFIX = "payload-"
 _REHASH_BYTES = 1 << 20
 
 
@@ -84,7 +85,7 @@ class UploadSession:
         self._is_taken_over = False
         self._is_closed = False
         # A stream that was taken over may still be building: each holder has a payload of its own.
-        self._payload_path = directory / f"payload-{secrets.token_hex(8)}"
+        self._payload_path = directory / f"{PAYLOAD_PREFIX}{secrets.token_hex(8)}"
         self._files = {f.name: _StagedFile(directory / FILES_DIRECTORY / f.name, f) for f in files}
 
     @property

@@ -15,7 +15,11 @@ import msgspec
 
 from adapter_manager.application.ingest.limits import IngestLimits
 from adapter_manager.application.ingest.upload_files import UploadFile, check_upload_files
-from adapter_manager.application.ingest.upload_session import FILES_DIRECTORY, UploadSession
+from adapter_manager.application.ingest.upload_session import (
+    FILES_DIRECTORY,
+    PAYLOAD_PREFIX,
+    UploadSession,
+)
 from adapter_manager.domain.errors import LimitExceededError, UploadConflictError, UploadNotFoundError
 
 _ANNOUNCEMENT = "upload.json"
@@ -47,8 +51,10 @@ class UploadStaging:
             announcement = _read_announcement(path)
             if announcement is None:
                 shutil.rmtree(path, ignore_errors=True)
-            else:
-                self._staged[path.name] = announcement
+                continue
+            self._staged[path.name] = announcement
+            for payload in path.glob(f"{PAYLOAD_PREFIX}*"):  # a resumed upload is built anew
+                payload.unlink(missing_ok=True)
 
     def open(self, tenant: str, adapter: str, request_id: str, files: Sequence[UploadFile]) -> UploadSession:
         """Begin an upload, or go on with the one of this request id; its former stream is cut off.
@@ -60,7 +66,8 @@ class UploadStaging:
             files: what will be sent.
 
         Raises:
-            InvalidAdapterError, InvalidRequestError, LimitExceededError: see `check_upload_files`.
+            InvalidAdapterError, InvalidRequestError, LimitExceededError: see `check_upload_files`; and where
+                the disk takes no more.
             UploadConflictError: the request id was begun with other files.
         """
         check_upload_files(files, self._limits)
@@ -72,15 +79,22 @@ class UploadStaging:
                 former.take_over()
             earlier = _read_announcement(path)
             if earlier is None:
-                self._begin(path, _Announcement(tenant, list(files)))
+                try:
+                    self._begin(path, _Announcement(tenant, list(files)))
+                except OSError as error:
+                    shutil.rmtree(path, ignore_errors=True)
+                    raise _no_disk(error) from error
             elif sorted(earlier.files, key=_by_name) != sorted(files, key=_by_name):
                 raise UploadConflictError(
                     "request_id belongs to an upload of other files: use a new request_id",
                     metadata={"field": "header.request_id"},
                 )
-            session = UploadSession(
-                path, files, self._limits, partial(self._closed, key), is_resumable=bool(request_id)
-            )
+            try:
+                session = UploadSession(
+                    path, files, self._limits, partial(self._closed, key), is_resumable=bool(request_id)
+                )
+            except OSError as error:
+                raise _no_disk(error) from error
             self._holders[key] = session
             return session
 
@@ -98,6 +112,14 @@ class UploadStaging:
                 metadata={"field": "request_id"},
             )
         return _received(path, announcement)
+
+    def discard(self, tenant: str, adapter: str, request_id: str) -> None:
+        """Remove what is kept of an upload that was completed, unless a stream holds it."""
+        key = _key(tenant, adapter, request_id)
+        with self._lock:
+            if key not in self._holders:
+                shutil.rmtree(self._directory / key, ignore_errors=True)
+                self._staged.pop(key, None)
 
     def expire(self, older_than_s: float) -> int:
         """Remove uploads that no stream holds and nothing was written to for that long; returns how many."""
@@ -169,6 +191,14 @@ def _check_room(limit: str, value: int, maximum: int) -> None:
             metadata={"limit": limit, "value": str(value), "maximum": str(maximum)},
             retry_after_s=30.0,
         )
+
+
+def _no_disk(error: OSError) -> LimitExceededError:
+    return LimitExceededError(
+        f"the upload could not be staged: {error.strerror}",
+        metadata={"limit": "staging disk"},
+        retry_after_s=30.0,
+    )
 
 
 def _by_name(file: UploadFile) -> str:

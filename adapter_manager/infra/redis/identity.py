@@ -9,7 +9,11 @@ from pathlib import Path
 
 import structlog
 
-from adapter_manager.domain.errors import RegistryBehindError, RegistryReplacedError
+from adapter_manager.domain.errors import (
+    RegistryBehindError,
+    RegistryReplacedError,
+    RegistryUnavailableError,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -61,13 +65,22 @@ class RegistryIdentity:
         raise RegistryReplacedError(message, metadata={"expected": self.epoch}, retry_after_s=5)
 
     def follow(self, epoch: str) -> None:
-        """Follow this registry from now on, also after a restart."""
+        """Follow this registry from now on, also after a restart.
+
+        Raises:
+            RegistryUnavailableError: the data directory does not take it.
+        """
+        if self._path is not None:
+            part = self._path.with_suffix(".part")
+            try:
+                with part.open("w") as file:
+                    file.write(f"{epoch}\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                part.replace(self._path)
+            except OSError as error:
+                raise RegistryUnavailableError(
+                    f"the data directory does not keep which registry is followed: {error.strerror}",
+                    retry_after_s=30,
+                ) from error
         self.epoch = epoch
-        if self._path is None:
-            return
-        part = self._path.with_suffix(".part")
-        with part.open("w") as file:
-            file.write(f"{epoch}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._path)
