@@ -131,6 +131,7 @@ def sum_parts(
         _moe_sum_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
             out, parts, topk_ids, topk_weights, parts if bias is None else bias,
             out if delta is None else delta, num_tokens,
-            WIDTH=width, TOP_K=top_k, PARTS=num_parts, HAS_BIAS=bias is not None, HAS_DELTA=delta is not None, BLOCK=BLOCK, num_warps=2,
+            WIDTH=width, TOP_K=top_k, PARTS=num_parts, HAS_BIAS=bias is not None,
+            HAS_DELTA=delta is not None, BLOCK=BLOCK, num_warps=2,
         )  # fmt: skip
     return out

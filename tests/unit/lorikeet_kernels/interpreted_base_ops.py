@@ -6,10 +6,37 @@ float16 only: the interpreter multiplies bfloat16 as bit patterns.
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
+from triton.runtime import interpreter
 
+from lorikeet_kernels.attention_metadata import AttentionMetadata
 from lorikeet_kernels.expert_blocks import cut_blocks, expert_blocks_reference
+from lorikeet_kernels.expert_gemm import expert_gemm
+from lorikeet_kernels.expert_linear import expert_linear_reference
+from lorikeet_kernels.gated_activation import GatedActivation, gated_activation_reference
+from lorikeet_kernels.lora_segments import make_lora_segments
+from lorikeet_kernels.moe_groups import make_moe_groups
+from lorikeet_kernels.moe_sum import moe_sum_parts_reference, moe_sum_reference, sum_pairs, sum_parts
+from lorikeet_kernels.paged_attention import paged_attention_reference
+from lorikeet_kernels.paged_decode import paged_decode
+from lorikeet_kernels.paged_prefill import paged_prefill
+from lorikeet_kernels.testing import TOLERANCE, relative_error
+from lorikeet_kernels.tiling.attention_tiles import DecodeTiles, PrefillTiles
+from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
+
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patch_tensor_for_numpy(tensor: Any, scope: Any) -> None:
+    """Triton 3.6 turns arrays of one element into loop bounds by int(), which NumPy 2.4 refuses."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = _patch_tensor_for_numpy
 
 
 def check_expert_blocks() -> None:
@@ -24,7 +51,130 @@ def check_expert_blocks() -> None:
             assert torch.equal(got.blocks[:, :3], expected.blocks[:, :3])
 
 
-CASES: dict[str, Callable[[], None]] = {"expert_blocks": check_expert_blocks}
+def check_moe_sum() -> None:
+    """Finished pairs and split parts, with and without bias and delta, ragged width."""
+    for dtype in (torch.float32, torch.float16):
+        x, delta = torch.randn(2, 5, 3, 600).to(dtype)
+        assert torch.equal(sum_pairs(x, torch.empty(5, 600, dtype=dtype)), moe_sum_reference(x))
+        got = sum_pairs(x, torch.empty(5, 600, dtype=dtype), delta=delta)
+        assert torch.equal(got, moe_sum_reference(x + delta))
+        parts, bias = torch.randn(4, 5, 3, 600), torch.randn(7, 600).to(dtype)
+        ids, weights = torch.randint(0, 7, (5, 3), dtype=torch.int32), torch.rand(5, 3)
+        for b in (None, bias):
+            for d in (None, delta):
+                out, expected = torch.empty(2, 5, 600, dtype=dtype)
+                sum_parts(parts, out, ids, weights, bias=b, delta=d)
+                moe_sum_parts_reference(parts, expected, ids, weights, bias=b, delta=d)
+                assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
+def check_expert_gemm() -> None:
+    """gate_up in both row orders with bias, limit and delta; down with routed weights, whole and split."""
+    experts, top_k, hidden, inner, tokens = 5, 2, 40, 24, 9
+    activation = GatedActivation(1.702, 1.5, 1.0)
+    tiles = ExpertTiles("decode", 16, 32, 16, 1, 4)
+    for dtype in (torch.float32, torch.float16):
+        x = torch.randn(tokens, hidden).to(dtype)
+        gate_up = torch.randn(experts, 2 * inner, hidden).to(dtype)
+        down = torch.randn(experts, hidden, inner).to(dtype)
+        bias, down_bias = torch.randn(experts, 2 * inner).to(dtype), torch.randn(experts, hidden).to(dtype)
+        ids = torch.rand(tokens, experts).topk(top_k, dim=1).indices.to(torch.int32)
+        weights = torch.rand(tokens, top_k)
+        none = torch.full((tokens,), -1, dtype=torch.int32)
+        groups = make_moe_groups(ids, make_lora_segments(none, 1), experts)
+        blocks = cut_blocks(ids, experts, 16)
+        v = torch.empty(tokens, top_k, 2 * inner, dtype=dtype)
+        expert_linear_reference(x, gate_up, groups, v, bias=bias)
+        delta = torch.randn_like(v)
+        for row_order in ("interleaved", "concatenated"):
+            for added in (None, delta):
+                act = torch.full((tokens, top_k, inner), float("nan"), dtype=dtype)
+                expert_gemm(
+                    x, gate_up, blocks, act, tiles,
+                    bias=bias, activation=activation, row_order=row_order, delta=added,
+                )  # fmt: skip
+                whole = v if added is None else v + added
+                expected = gated_activation_reference(whole, activation, row_order=row_order)
+                assert relative_error(act, expected) < 2 * TOLERANCE[dtype]
+        act = gated_activation_reference(v, activation, row_order="interleaved")
+        expected = torch.empty(tokens, top_k, hidden, dtype=dtype)
+        expert_linear_reference(act, down, groups, expected, bias=down_bias, topk_weights=weights)
+        out = torch.full_like(expected, float("nan"))
+        expert_gemm(act, down, blocks, out, tiles, bias=down_bias, topk_weights=weights)
+        assert relative_error(out, expected) < 2 * TOLERANCE[dtype]
+        parts = torch.full((2, *out.shape), float("nan"))
+        expert_gemm(act, down, blocks, parts, replace(tiles, splits=2))
+        whole = torch.empty(tokens, hidden, dtype=dtype)
+        sum_parts(parts, whole, ids, weights, bias=down_bias)
+        assert relative_error(whole, expected.float().sum(1)) < 3 * TOLERANCE[dtype]
+
+
+BLOCK = 4
+
+
+def paged_case(
+    shares: list[tuple[int, int]], kv_heads: int, dims: tuple[int, int], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:
+    """Caches whose unused places are NaN, and metadata, for (computed, scheduled) tokens a request."""
+    lengths = [sum(share) for share in shares]
+    counts = [-(-length // BLOCK) for length in lengths]
+    free = torch.randperm(sum(counts) + 2).tolist()
+    tables = torch.zeros(len(shares), max(counts), dtype=torch.int32)
+    caches = [torch.full((sum(counts) + 2, BLOCK, kv_heads, dim), float("nan"), dtype=dtype) for dim in dims]
+    for b, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        tables[b, :count] = torch.tensor([free.pop() for _ in range(count)])
+        for position in range(length):
+            for cache in caches:
+                cache[tables[b, position // BLOCK], position % BLOCK] = torch.randn(kv_heads, cache.shape[-1])
+    starts = [0]
+    for _, scheduled in shares:
+        starts.append(starts[-1] + scheduled)
+    metadata = AttentionMetadata(
+        query_starts=torch.tensor(starts, dtype=torch.int32),
+        sequence_lens=torch.tensor(lengths, dtype=torch.int32),
+        block_tables=tables,
+        slot_mapping=torch.zeros(0, dtype=torch.int64),
+        query_starts_host=tuple(starts),
+        sequence_lens_host=tuple(lengths),
+    )
+    return caches[0], caches[1], metadata
+
+
+def check_paged_attention() -> None:
+    """A mixed batch by both kernels together: windows, sinks, groups, head sizes, splits without keys."""
+    shares = [(0, 7), (41, 1), (5, 26), (0, 1), (7, 1), (60, 9), (33, 1)]
+    cases = (
+        (6, 2, (24, 24), None, False),
+        (6, 2, (24, 24), 13, True),
+        (4, 4, (16, 16), 1, False),
+        (8, 1, (32, 20), 13, False),
+        (8, 1, (32, 20), None, True),
+    )
+    for heads, kv_heads, dims, window, with_sinks in cases:
+        dtype = torch.float16 if heads == 4 else torch.float32
+        keys, values, metadata = paged_case(shares, kv_heads, dims, dtype)
+        wide = torch.randn(metadata.query_starts_host[-1], heads + 2, dims[0]).to(dtype)
+        q = wide[:, :heads]
+        sinks = torch.randn(heads) if with_sinks else None
+        expected = torch.empty(*q.shape[:2], dims[1], dtype=dtype)
+        paged_attention_reference(q, keys, values, metadata, 0.25, expected, window=window, sinks=sinks)
+        out = torch.full_like(expected, float("nan"))
+        where = (metadata.query_starts, metadata.sequence_lens, metadata.block_tables, 0.25, out)
+        paged_decode(
+            q, keys, values, *where, DecodeTiles(16, 1 if heads == 4 else 3, 4, 1), window=window, sinks=sinks
+        )
+        paged_prefill(
+            q, keys, values, *where, PrefillTiles(32, 16, 4, 1), min_queries=2, window=window, sinks=sinks
+        )
+        assert relative_error(out, expected) < 2 * TOLERANCE[dtype]
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "expert_blocks": check_expert_blocks,
+    "expert_gemm": check_expert_gemm,
+    "moe_sum": check_moe_sum,
+    "paged_attention": check_paged_attention,
+}
 
 
 if __name__ == "__main__":

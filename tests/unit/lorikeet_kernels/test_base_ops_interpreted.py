@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = ("expert_blocks",)
+CASES = ("expert_blocks", "expert_gemm", "moe_sum", "paged_attention")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,51 @@
+"""Tiles of paged attention: rules found by measurement on an H200, the same on other cards."""
+
+from dataclasses import dataclass
+
+TARGET_PROGRAMS = 528  # four on each of an H200's multiprocessors
+MIN_SPLIT_TOKENS = 256
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    """`block_n` keys a step, `splits` programs along the sequence."""
+
+    block_n: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTiles:
+    """`block_m` rows (queries times heads of a group) by `block_n` keys a step."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None = None
+
+
+def select_decode(num_requests: int, kv_heads: int, dim: int, max_tokens: int) -> DecodeTiles:
+    """Tiles for `num_requests` of up to `max_tokens` keys each; the number of splits is fixed by them."""
+    splits = 1
+    while (
+        splits < MAX_SPLITS
+        and num_requests * kv_heads * splits < TARGET_PROGRAMS
+        and max_tokens >= 2 * splits * MIN_SPLIT_TOKENS
+    ):
+        splits *= 2
+    if dim <= 64:
+        return DecodeTiles(64, splits, 2, 4)
+    return DecodeTiles(64 if dim <= 128 else 32, splits, 4, 3)
+
+
+def select_prefill(dim: int, group: int, itemsize: int) -> PrefillTiles:
+    """Tiles of the prefill kernel; `group` query heads share a key head."""
+    if itemsize > 2 or dim > 128:
+        return PrefillTiles(max(64, group), 32, 4, 2)
+    if dim <= 64:
+        return PrefillTiles(max(128, group), 128, 8, 3)
+    return PrefillTiles(max(128, group), 64, 8, 3)
