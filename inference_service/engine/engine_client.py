@@ -72,6 +72,7 @@ class EngineClient:
         self._watchers: set[asyncio.Queue[ResidentAdapter | AdapterDemand | EngineDeadError]] = set()
         self._tenants: tuple[TenantShare, ...] = ()
         self._desired: tuple[tuple[DesiredAdapter, ...], str] | None = None
+        self._pace = RestartPace()
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -255,19 +256,16 @@ class EngineClient:
 
     async def _supervise(self) -> None:
         """Route the engine's messages; when it dies fail what ran and start another, for ever."""
-        loop, pace = asyncio.get_running_loop(), RestartPace()
         while True:
             assert self._process is not None
-            began_s = loop.time()
             death = await self._route_until_death(self._process)
             log.error("engine.died", instance_id=self.instance_id, reason=death.message)
             process, self._process = self._process, None
             # What it died of is for the log: a traceback's words may hold another tenant's.
             self._fail_all(EngineDeadError("the engine process ended, another starts", retry_after_s=5.0))
             await process.end()
-            pace.lived(loop.time() - began_s)
             while self._process is None:
-                await asyncio.sleep(pace.next_pause_s())
+                await asyncio.sleep(self._pace.next_pause_s())
                 await self._restart()
 
     async def _route_until_death(self, process: EngineProcess) -> EngineDeadError:
@@ -296,6 +294,8 @@ class EngineClient:
         match message:
             case StepOutputs(outputs=outputs):
                 for output in outputs:
+                    if output.token_ids:
+                        self._pace.served()
                     stream = self._by_wire_id.get(output.request_id)
                     if stream is not None and not stream.outputs.put(output):
                         self._send(AbortRequest(stream.wire_id))
