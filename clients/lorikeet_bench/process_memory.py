@@ -54,13 +54,13 @@ def trend(process: str, samples: Sequence[MemorySample], warm_up_s: float) -> Me
 
 
 def with_children(processes: Mapping[str, int]) -> dict[str, int]:
-    """The processes and their descendants, each by a name: `inference` and `inference/python3`."""
+    """The processes and their descendants, each by a name of its own: `engine`, `store`, `engine #2`."""
     found = dict(processes)
-    for name, pid in processes.items():
+    for pid in processes.values():
         for child in psutil.Process(pid).children(recursive=True):
-            title = f"{name}/{_title(child)}"
-            count = sum(known == title or known.startswith(f"{title}#") for known in found)
-            found[f"{title}#{count + 1}" if count else title] = child.pid
+            title = _title(child)
+            count = sum(known == title or known.startswith(f"{title} #") for known in found)
+            found[f"{title} #{count + 1}" if count else title] = child.pid
     return found
 
 

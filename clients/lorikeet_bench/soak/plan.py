@@ -49,6 +49,8 @@ class SoakPlan:
     seed: int = 1
     # Caches, pools and allocators fill up during this time; memory is judged after it.
     warm_up_s: float = 60.0
+    # How long counters and files may take to come back; a pending load or a slow disk ends long before.
+    return_s: float = 60.0
 
 
 def write_soak_base(path: Path) -> Path:

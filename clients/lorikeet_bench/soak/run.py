@@ -26,8 +26,8 @@ from lorikeet_bench.soak.tally import Tally
 from lorikeet_client import AsyncLorikeet, Model, SamplingParams
 
 _PROGRESS_S = 1.0
-# How long counters may take to come back; a pending load or a slow disk ends long before.
-_RETURN_S = 60.0
+# Adapters that are pushed or deleted at once before and after the load.
+_CONCURRENT = 4
 
 
 class WrongTargetError(Exception):
@@ -140,7 +140,7 @@ class _Soak:
             self._sampler.forget_after(plan.duration_s)
 
     async def _on_all_members(self, act: Callable[[Member], Awaitable[None]]) -> None:
-        limit = asyncio.Semaphore(self._plan.churners)
+        limit = asyncio.Semaphore(_CONCURRENT)
 
         async def one(member: Member) -> None:
             async with limit, member.lock:
@@ -169,7 +169,7 @@ class _Soak:
 
     async def _settled(self, wanted: Mapping[str, int]) -> Model:
         """The model once its counters are back, or as it is when time is up."""
-        end_s = time.monotonic() + _RETURN_S
+        end_s = time.monotonic() + self._plan.return_s
         while True:
             model = await self._client.get_model()
             if levels(model.status, self._target.disk) == wanted or time.monotonic() > end_s:
