@@ -1,5 +1,6 @@
 """`lorikeet bench soak` as people run it, shorter and with fewer of everything."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -7,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lorikeet_bench.rigs import write_moe_watermark
+from lorikeet_bench.soak import write_soak_base
+from lorikeet_bench.soak.plan import SOAK_SHAPE
+from tests.support.stack import Stack
 
 
 def soak_command(root: Path, seconds: float, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -24,6 +30,27 @@ def soak_command(root: Path, seconds: float, *options: str) -> tuple[int, dict[s
     )
     assert result_file.exists(), done.stderr + done.stdout
     return done.returncode, json.loads(result_file.read_text()), done.stdout + done.stderr
+
+
+@pytest.mark.timeout(240)
+async def test_a_running_stack_is_soaked_and_judged_fit_for_it(tmp_path: Path) -> None:
+    """Its processes are weighed by the given ids; adapters of others, or another model, are refused."""
+    async with Stack(write_soak_base(tmp_path / "base"), tmp_path / "stack") as stack:
+        assert stack.node.popen is not None
+        assert stack.manager.popen is not None
+        command = [
+            *(sys.executable, "-m", "lorikeet_admin", "--inference", stack.node_address),
+            *("--manager", stack.manager_address, "--token", stack.token, "bench", "soak", "--running"),
+            *("--minutes", "0.05", "--streams", "8", "--adapters", "4"),
+            *("--pid", f"node={stack.node.popen.pid}", "--pid", f"manager={stack.manager.popen.pid}"),
+        ]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert all(f"\n {name} " in done.stdout for name in ("node", "engine", "manager", "store"))
+        await stack.upload(write_moe_watermark(tmp_path / "other", 5, SOAK_SHAPE), "demo/other")
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "demo has adapters" in done.stderr
 
 
 @pytest.mark.timeout(240)

@@ -172,6 +172,7 @@ def test_bad_tokens(run: Run) -> None:
         ("generate", "--prompt", "x", "--system", "y"),
         ("adapters", "alias", "a", "b", "--remove", "--digest", "d"),
         ("up", "--model-dir", "/nonexistent"),
+        ("bench", "soak", "--running", "--pid", "manager"),
     ],
 )
 def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
