@@ -46,7 +46,7 @@ def run(address: str, *arguments: str, token: str = TOKEN) -> subprocess.Complet
 
 def test_streams_text(fakes: FakeServices) -> None:
     """Text on stdout, zero temperature kept, no adapter where none is named."""
-    done = run(fakes.address, "--prompt", "one two", "--max-tokens", "5")
+    done = run(fakes.address, "--prompt", "one two", "--max-tokens", "5", "--keepalive-s", "10")
     assert (done.returncode, done.stdout) == (0, "onetwo\n"), done.stderr
     assert "[FINISH_REASON_LENGTH] 3 prompt + 2 output tokens" in done.stderr
     (request,) = fakes.inference.requests
