@@ -235,6 +235,18 @@ class Stack:
         """The engine's counters."""
         return (await self.model()).status
 
+    async def at_rest(self, timeout_s: float = 30.0) -> str:
+        """Wait until no request, lease or block is held; what is held after all, in words."""
+        end = time.monotonic() + timeout_s
+        while True:
+            s = await self.status()
+            busy = (s.running_requests, s.waiting_requests, s.adapter_leases)
+            if busy == (0, 0, 0) and s.kv_blocks_available == s.kv_blocks_total:
+                return ""
+            if time.monotonic() > end:
+                return f"counters do not return: {s}"
+            await asyncio.sleep(0.05)
+
     async def upload(
         self, directory: Path, name: str, *, token: str | None = None, **options: Any
     ) -> adapter_pb2.UploadResponse:
