@@ -33,12 +33,12 @@ class MeteredStack(Stack):
         )
 
     async def node_scrape(self, accept: str | None = None) -> Scrape:
-        """The inference service's series."""
-        return await asyncio.to_thread(scrape, self.node_metrics, accept)
+        """The inference service's series, as of this call or later however busy the machine is."""
+        return await _fresh(self.node_metrics, accept, "lorikeet_engine_report_age_seconds")
 
     async def manager_scrape(self, accept: str | None = None) -> Scrape:
-        """The adapter manager's series."""
-        return await asyncio.to_thread(scrape, self.manager_metrics, accept)
+        """The adapter manager's series, likewise."""
+        return await _fresh(self.manager_metrics, accept, "lorikeet_manager_report_age_seconds")
 
     async def node_shows(self, check: Callable[[Scrape], object], timeout_s: float = 30.0) -> Scrape:
         """Scrape the node until `check` holds."""
@@ -47,6 +47,16 @@ class MeteredStack(Stack):
     async def manager_shows(self, check: Callable[[Scrape], object], timeout_s: float = 30.0) -> Scrape:
         """Scrape the manager until `check` holds."""
         return await _until(self.manager_metrics, check, timeout_s)
+
+
+async def _fresh(address: str, accept: str | None, age: str) -> Scrape:
+    begun_s = time.monotonic()
+    while True:
+        found = await asyncio.to_thread(scrape, address, accept)
+        passed_s = time.monotonic() - begun_s
+        if found.value(age) <= passed_s:
+            return found
+        assert passed_s < 60, found.text
 
 
 async def _until(address: str, check: Callable[[Scrape], object], timeout_s: float) -> Scrape:
