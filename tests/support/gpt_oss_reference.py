@@ -1,7 +1,7 @@
 """GPT-OSS written down once more, in float64 over numpy: an oracle that shares no code with the product.
 
-It reads a plain checkpoint's tensors by their released names. An adapter is a checkpoint, too: its deltas are
-added to the weights beforehand.
+It reads a checkpoint's tensors by their released names, MXFP4 ones after `unpacked`. An adapter is added to
+the weights beforehand.
 """
 
 import math
@@ -11,6 +11,24 @@ import numpy as np
 
 ALPHA = 1.702
 Weights = dict[str, np.ndarray]
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def unpacked(weights: Weights) -> Weights:
+    """The same checkpoint with every MXFP4 matrix written out, [E, in, out]; others are left as they are."""
+    plain = {k: v for k, v in weights.items() if not k.endswith(("_blocks", "_scales"))}
+    for name in [k.removesuffix("_blocks") for k in weights if k.endswith("_blocks")]:
+        blocks, scales = weights[f"{name}_blocks"], weights[f"{name}_scales"]
+        num_experts, rows, num_blocks = scales.shape
+        matrix = np.zeros((num_experts, num_blocks * 32, rows))
+        for e, o, b, j in np.ndindex(blocks.shape):
+            unit = 2.0 ** (int(scales[e, o, b]) - 127)
+            for half, code in enumerate((int(blocks[e, o, b, j]) & 15, int(blocks[e, o, b, j]) >> 4)):
+                matrix[e, 32 * b + 2 * j + half, o] = unit * E2M1[code & 7] * (-1 if code & 8 else 1)
+        plain[name] = matrix
+    return plain
 
 
 def logprobs(config: dict[str, Any], weights: Weights, tokens: list[int]) -> np.ndarray:
