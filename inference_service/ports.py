@@ -132,6 +132,10 @@ class AdapterGate(Protocol):
         """Ask for an adapter on the device; asking again is cheap. Starts its load where need be."""
         ...
 
+    def is_ready(self, digest: str) -> bool:
+        """Whether a request could lease the adapter now; asks for nothing."""
+        ...
+
     def withdraw(self, digest: str, request_id: str) -> None:
         """The request no longer waits for the adapter; unknown pairs are fine."""
         ...

@@ -62,9 +62,13 @@ class AdapterDemand:
 
 @dataclass(frozen=True, slots=True)
 class AdapterStanding:
-    """What the scheduler hears when it asks for an adapter: lease it, wait, or (with a reason) give up."""
+    """What the scheduler hears when it asks for an adapter: lease it, wait, or (with a reason) give up.
+
+    `ready_since_s` is when it came to the device, on the engine's clock, where it can be leased.
+    """
 
     tier: ResidencyTier
     can_lease: bool = False
+    ready_since_s: float = 0.0
     error_reason: str = ""
     error_message: str = ""

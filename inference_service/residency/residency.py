@@ -87,7 +87,7 @@ class Residency:
             gone = AdapterNotFoundError(f"adapter revision {digest} is not in the catalog any more")
             return AdapterStanding(ResidencyTier.ABSENT, error_reason=gone.reason, error_message=gone.message)
         if entry.can_lease:
-            return AdapterStanding(entry.tier, can_lease=True)
+            return AdapterStanding(entry.tier, can_lease=True, ready_since_s=entry.activated_s)
         if entry.failure is not None and not entry.may_retry(now_s):
             return _failed(entry.tier, entry.failure)
         if request_id not in entry.waiters:
@@ -96,6 +96,11 @@ class Residency:
         if now_s - entry.waiters[request_id] > self._config.max_wait_s:
             return _failed(entry.tier, self._waited_too_long(entry))
         return AdapterStanding(entry.tier)
+
+    def is_ready(self, digest: str) -> bool:
+        """See `ports.AdapterGate`."""
+        entry = self._table.entries.get(digest)
+        return entry is not None and entry.can_lease
 
     def withdraw(self, digest: str, request_id: str) -> None:
         """See `ports.AdapterGate`."""

@@ -4,7 +4,7 @@
 result of the step before is there: it counts tokens still being sampled without knowing them.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -161,11 +161,11 @@ class Scheduler:
     def adapter_use(self) -> AdapterUse:
         """Which adapters requests run with and wait for, as of now."""
         running = {s.request.digest: None for s in self._table.running if s.request.digest is not None}
-        waiting = [s for s in self._table.waiting if s.request.digest is not None]
+        waiting = Counter(s.request.digest for s in self._table.waiting if s.request.digest is not None)
         return AdapterUse(
             running=tuple(running),
-            waiting=tuple({s.request.digest: None for s in waiting if s.request.digest is not None}),
-            num_waiting_for_adapter=sum(s.adapter_wait_since_s is not None for s in waiting),
+            waiting=tuple(waiting),
+            num_waiting_for_adapter=sum(n for d, n in waiting.items() if not self._gate.is_ready(d)),
         )
 
     def _continue_decodes(self, builder: StepBuilder, now_s: float) -> None:
@@ -261,7 +261,9 @@ class Scheduler:
             return False
         if standing.can_lease:
             if state.adapter_wait_since_s is not None:
-                state.adapter_wait_s += now_s - state.adapter_wait_since_s
+                # It may have been there for long while the batch was full: that is the queue's time.
+                ready_s = min(max(standing.ready_since_s, state.adapter_wait_since_s), now_s)
+                state.adapter_wait_s += ready_s - state.adapter_wait_since_s
                 state.adapter_wait_since_s = None
         elif state.adapter_wait_since_s is None:
             state.adapter_wait_since_s = now_s

@@ -58,6 +58,10 @@ class OpenGate:
         """Always there."""
         return AdapterStanding(ResidencyTier.ACTIVE, can_lease=True)
 
+    def is_ready(self, digest: str) -> bool:
+        """Always."""
+        return True
+
     def withdraw(self, digest: str, request_id: str) -> None:
         """Nobody waits."""
 
