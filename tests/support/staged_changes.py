@@ -18,7 +18,7 @@ from tests.support.stack import Stack
 from tests.support.tcp_proxy import Gate, Where
 from tests.support.uploads import upload_parts
 
-_CHUNK_BYTES = 20_000  # several of them to a watermark
+_CHUNK_BYTES = 5_000  # several of them to a watermark
 _FIRST_TOKEN = 30
 
 

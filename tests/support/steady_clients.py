@@ -13,6 +13,7 @@ from tests.support.journal import DEADLINE_S, PROMPT
 from tests.support.stack import Stack, make_request
 
 _TOKENS = 16
+_PAUSE_S = 0.05  # so that what is tested gets its share of two cores
 
 
 class SteadyStreams:
@@ -80,7 +81,6 @@ class SteadyStreams:
                 self.failed[failure.code.value] += 1
                 if failure.code.value not in self._may_fail:
                     self.unclear.append(f"{adapter}: {failure} {failure.reason}")
-                await asyncio.sleep(0.05)
             else:
                 if not is_finished or len(tokens) != self._max_tokens:
                     self.unclear.append(f"{adapter}: ended after {len(tokens)} tokens, finish {is_finished}")
@@ -88,6 +88,7 @@ class SteadyStreams:
                 self._whole[adapter] += 1
             if any(t != token for t in tokens):
                 self.wrong.append(f"{adapter}: {tokens}, not {token}")
+            await asyncio.sleep(_PAUSE_S)
 
 
 class SteadyReads:
@@ -139,4 +140,4 @@ class SteadyReads:
             except grpc.aio.AioRpcError as error:
                 self.broken.append(f"read: {from_rpc_error(error)}")
             self.num_done += 1
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_PAUSE_S)
