@@ -216,7 +216,7 @@ def _at_most(field: str, limit: str, value: int | None, maximum: int) -> int | N
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...")
+    return ascii(text if len(text) <= 80 else text[:77] + "...")
 
 
 def _add_tokens(

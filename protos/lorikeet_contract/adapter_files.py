@@ -34,7 +34,7 @@ def check_file_name(name: str) -> str:
     """Return `name` if such a file may be uploaded, else raise InvalidFileError saying what to do."""
     if is_adapter_file(name):
         return name
-    shown = repr(name if len(name) <= 80 else name[:77] + "...")
+    shown = ascii(name if len(name) <= 80 else name[:77] + "...")
     if is_pickle(name):
         raise InvalidFileError(f"file {shown} {_PICKLE_WORDS}")
     raise InvalidFileError(
@@ -61,5 +61,5 @@ def check_file_set(names: Iterable[str], *, beside: Iterable[str] = ()) -> None:
     if shards:
         raise InvalidFileError(f"{INDEX} is missing beside {len(shards)} shards")
     if pickles := sorted(name for name in beside if is_pickle(name)):
-        raise InvalidFileError(f"file {pickles[0]!r} {_PICKLE_WORDS}")
+        raise InvalidFileError(f"file {pickles[0]!a} {_PICKLE_WORDS}")
     raise InvalidFileError(f"{WEIGHTS} is missing: upload the directory that PEFT's save_pretrained wrote")

@@ -63,11 +63,11 @@ def parse_reference(text: str, default_tenant: str | None = None) -> AdapterRefe
         tenant, adapter, alias = match.groups()
         tenant = tenant or default_tenant
         if tenant is None:
-            raise InvalidNameError(f"adapter name {text!r} names no tenant; write tenant/{text}")
+            raise InvalidNameError(f"adapter name {text!a} names no tenant; write tenant/{text}")
         return AdapterReference(AdapterName(tenant, _free(adapter)), alias=alias)
     shown = text if len(text) <= 80 else text[:77] + "..."
     raise InvalidNameError(
-        f"adapter name {shown!r} is not of the form name, tenant/name, tenant/name@alias or "
+        f"adapter name {shown!a} is not of the form name, tenant/name, tenant/name@alias or "
         "tenants/{tenant}/adapters/{name}/revisions/{digest}; a name has 1 to 63 characters of [a-z0-9._-] "
         "and begins and ends with a letter or digit"
     )
@@ -78,7 +78,7 @@ def check_segment(text: str, what: str) -> str:
     if not _SEGMENT_RE.fullmatch(text) or text in RESERVED:
         shown = text if len(text) <= 80 else text[:77] + "..."
         raise InvalidNameError(
-            f"{what} {shown!r} must have 1 to 63 characters of [a-z0-9._-], begin and end with a letter or "
+            f"{what} {shown!a} must have 1 to 63 characters of [a-z0-9._-], begin and end with a letter or "
             f"digit, and be none of {', '.join(sorted(RESERVED))}"
         )
     return text
