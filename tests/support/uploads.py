@@ -1,11 +1,14 @@
 """The messages of an upload, by the generated classes alone."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from lorikeet.adapters.v1 import adapter_pb2 as pb
+from lorikeet.adapters.v1 import adapter_service_pb2_grpc
 
 
 def adapter_files(directory: Path) -> list[Path]:
@@ -53,3 +56,13 @@ def upload_parts(
             sent += 1
             chunk = data[offset : offset + chunk_bytes]
             yield pb.UploadRequest(chunk=pb.FileChunk(file_name=p.name, offset=offset, data=chunk))
+
+
+def blocking_upload(
+    address: str, token: str, parts: Iterable[pb.UploadRequest], timeout_s: float = 60
+) -> pb.UploadResponse:
+    """Upload with the blocking client: asyncio's loses a status that comes before the last chunk is sent."""
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = adapter_service_pb2_grpc.AdapterServiceStub(channel)
+        metadata = (("authorization", f"Bearer {token}"),)
+        return stub.Upload(iter(parts), metadata=metadata, timeout=timeout_s)

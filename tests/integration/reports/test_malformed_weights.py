@@ -4,6 +4,7 @@ Readers that map such files serve zeros or another process's bytes; others die o
 library judges each case, too. Sources: osaurus-ai/vmlx-swift#217, Comfy-Org/ComfyUI#15602, safetensors#668.
 """
 
+import asyncio
 import json
 import re
 import struct
@@ -20,6 +21,7 @@ from safetensors.numpy import load as reference_load
 
 from lorikeet_bench import rigs
 from tests.support.stack import Stack
+from tests.support.uploads import blocking_upload, upload_parts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WEIGHTS = "adapter_model.safetensors"
@@ -207,6 +209,15 @@ def sound_adapter(path: Path) -> tuple[Path, bytes]:
     return directory, (directory / WEIGHTS).read_bytes()
 
 
+async def refusal_of(stack: Stack, directory: Path, name: str) -> tuple[grpc.StatusCode, str]:
+    """How an upload is refused."""
+    parts = upload_parts(directory, name)
+    with pytest.raises(grpc.RpcError) as caught:
+        await asyncio.to_thread(blocking_upload, stack.manager_address, stack.token, parts)
+    error: Any = caught.value
+    return error.code(), str(error.details())
+
+
 @pytest.mark.parametrize("case", CASES)
 async def test_refused_for_what_it_is(stack: Stack, tmp_path: Path, case: str) -> None:
     """INVALID_ARGUMENT, the fault in printable words, the file's name, little memory; nothing is left."""
@@ -214,10 +225,8 @@ async def test_refused_for_what_it_is(stack: Stack, tmp_path: Path, case: str) -
     change, words = CASES[case]
     (directory / WEIGHTS).write_bytes(change(sound))
     before = peak_bytes(stack)
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await stack.upload(directory, "demo/malformed")
-    message = str(error.value.details())
-    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT, message
+    code, message = await refusal_of(stack, directory, "demo/malformed")
+    assert code is grpc.StatusCode.INVALID_ARGUMENT, message
     assert words in message
     assert message.isascii()
     assert message.isprintable()
@@ -263,11 +272,10 @@ async def test_a_malformed_shard_is_named(stack: Stack, tmp_path: Path) -> None:
     assert (await stack.upload(directory, "demo/sharded", validate_only=True)).revision.report.tensors_used
     second = directory / "adapter_model-00002-of-00002.safetensors"
     second.write_bytes(second.read_bytes()[:-1])
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await stack.upload(directory, "demo/sharded")
-    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert second.name in str(error.value.details())
-    assert "cut short" in str(error.value.details())
+    code, message = await refusal_of(stack, directory, "demo/sharded")
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert second.name in message
+    assert "cut short" in message
 
 
 async def test_the_sound_file_loads(stack: Stack, tmp_path: Path) -> None:
