@@ -77,6 +77,7 @@ class NodeAgent:
         self._clock = clock
         self._options = options
         self._catalog_generation = -1
+        self._is_behind = False
         self._synced = asyncio.Event()
         self._wake = asyncio.Event()
         self._catalog: tuple[RegistryView, NodeModel, NodeCatalog] | None = None
@@ -118,6 +119,8 @@ class NodeAgent:
         except TimeoutError:
             message = f"node {self.address} did not take the catalog in time"
             self.work.failed(wish.digest, message, is_final=False)
+        except NodeCallError as error:
+            self.work.failed(wish.digest, error.message, is_final=False)
         else:
             await self.work.load(LoadStep(wish.digest, wish.tier, wish.is_pinned), timeout_s)
 
@@ -127,8 +130,14 @@ class NodeAgent:
         return self._catalog_generation
 
     async def synced(self, generation: int) -> None:
-        """Wait until the node works by a catalog of at least this generation."""
+        """Wait until the node works by a catalog of at least this generation.
+
+        Raises:
+            NodeCallError: the node is away, or goes away meanwhile.
+        """
         while self._catalog_generation < generation:
+            if not self.is_connected:
+                raise NodeCallError(self.address, StatusCode.UNAVAILABLE, "AWAY", "it is not connected")
             self._synced.clear()
             self._wake.set()
             await self._synced.wait()
@@ -269,6 +278,9 @@ class NodeAgent:
         self.work.forget_failures(_ready(view))
         loads, unloads = plan(catalog, self.work.held.values(), registered)
         self.work.begin((*loads, *unloads))
+        was_behind, self._is_behind = self._is_behind, bool(loads or unloads)
+        if was_behind and not self._is_behind:
+            log.info("residency.reconciled", node=self.address, generation=view.generation)
 
     def _answer_demand(self, demand: Demanded) -> None:
         if demand.digest not in _ready(self._mirror.view):
@@ -285,6 +297,7 @@ class NodeAgent:
     async def _disconnected(self) -> None:
         self.is_connected = False
         self._catalog_generation = -1
+        self._synced.set()  # who waits for a catalog is to hear that there is no node
         await self.work.disconnect()
 
 

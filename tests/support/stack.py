@@ -185,7 +185,8 @@ class Stack:
 
     async def _serving(self, process: Process, address: str, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
-        async with grpc.aio.insecure_channel(address) as channel:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200)]
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while True:
                 assert process.popen is not None

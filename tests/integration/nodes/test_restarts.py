@@ -1,6 +1,7 @@
 """A node or a manager that starts again ends where it was; models outlive both."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,26 @@ async def test_models_are_remembered_and_the_newest_seen_is_current(tmp_path: Pa
 def _recorded_models(registry: MemoryRegistry) -> set[str]:
     """Base digests that are recorded."""
     return {key for kind, key in registry.records if kind.__name__ == "BaseModel"}
+
+
+async def test_a_load_ends_when_its_node_goes_away(tmp_path: Path) -> None:
+    """While it takes the catalog that names the wish: told so long before the load's own time is up."""
+    async with stack(tmp_path) as (parts, (node,)):
+        await parts.push("demo/a")
+        await eventually(node.names)
+        taking, release = asyncio.Event(), asyncio.Event()
+
+        async def never(pages: AsyncIterator[object]) -> None:
+            async for _ in pages:
+                taking.set()
+            await release.wait()
+
+        node.sync = never  # type: ignore[assignment, method-assign]
+        loading = asyncio.create_task(parts.residency.load(DEMO, "a", WantedTier.ACTIVE, 60))
+        await taking.wait()
+        stopping = asyncio.create_task(node.stop())
+        (placement,) = await asyncio.wait_for(loading, 20)
+        assert placement.failure
+        assert "not connected" in placement.failure
+        release.set()
+        await stopping

@@ -42,7 +42,7 @@ async def test_a_demand_is_answered_with_the_payload(tmp_path: Path) -> None:
 
 
 async def test_files_that_are_gone_leave_the_names_where_they_are(tmp_path: Path) -> None:
-    """The name never falls back to an older revision; who waits is told; once they are back a demand is met."""
+    """The name never falls back to an older revision; who waits is told; once back, a demand is met."""
     async with stack(tmp_path, shares_store=False) as (parts, (node,)):
         assert isinstance(parts.store, MemoryArtifacts)
         await parts.push("demo/a", "one")
