@@ -43,7 +43,7 @@ def parse_manifest(digest: str, data: bytes) -> Manifest:
         raise PayloadError(f"the manifest's sha256 is {found}, not {digest}")
     try:
         return Manifest.from_json(data)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise PayloadError(f"the manifest of {digest} cannot be read: {error}") from error
 
 

@@ -38,7 +38,7 @@ class AdapterEntry:
     `is_named`: the catalog or a load call names the revision, so it may be loaded. `num_bytes` is what it
     takes in the host pool and in the arena, 0 until its manifest was read. `is_loading`: a worker thread is
     at it. `is_draining`: the slot takes no new leases, because others waited too long for one.
-    `was_refetched`: the disk cache's copy was damaged since the last good load, and thrown away for another.
+    `damage`: what was wrong with the disk cache's copy, thrown away for another; "" after a good load.
     """
 
     digest: str
@@ -53,7 +53,7 @@ class AdapterEntry:
     is_draining: bool = False
     is_loading: bool = False
     awaits_stream: bool = False
-    was_refetched: bool = False
+    damage: str = ""
     demand_told_s: float = float("-inf")
     fetched: tuple[Manifest, str] | None = None
     num_bytes: int = 0

@@ -195,7 +195,7 @@ class HostLoads:
         entry.failure = None
         entry.num_failures = 0
         entry.retry_at_s = 0.0
-        entry.was_refetched = False
+        entry.damage = ""
         self.num_loads += 1
         self._table.changed(entry)
         log.info("residency.admitted", adapter=entry.digest, host_bytes=entry.num_bytes)
@@ -209,6 +209,8 @@ class HostLoads:
         if isinstance(error, PayloadMissingError):
             # Not a failure yet: requests go on waiting, within their bound, for the manager to stream it.
             entry.awaits_stream = True
+            if entry.damage:
+                error = PayloadMissingError(f"{entry.damage}; thrown away, and {error.message}")
             self._table.end_calls(entry, error)
             return
         if not isinstance(error, ServiceError):
@@ -232,9 +234,9 @@ class HostLoads:
         self._watch(entry, self._executor.submit(discard))
 
     def _take_discarded(self, entry: AdapterEntry, result: _Discarded, now_s: float) -> None:
-        if result.was_cached and not entry.was_refetched:
+        if result.was_cached and not entry.damage:
             # The store's copy may be whole: fetched once more before anybody is told of a failure.
-            entry.was_refetched = True
+            entry.damage = result.error.message
             log.info("residency.refetched", adapter=entry.digest)
             return
         self._table.fail(entry, result.stage, result.error, now_s)

@@ -141,7 +141,7 @@ class Residency:
         if entry.desired is not ResidencyTier.ACTIVE:
             entry.desired = wanted.tier
         entry.failure, entry.retry_at_s, entry.awaits_stream = None, 0.0, False
-        entry.was_refetched = False
+        entry.damage = ""
         entry.calls.append(LoadCall(wanted.tier, now_s, on_done))
         self._table.changed(entry)
 
