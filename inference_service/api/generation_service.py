@@ -134,6 +134,7 @@ class GenerationService:
         if engine_id is None:
             return False
         self._engine.abort(engine_id)
+        log.info("request.aborted", generation_id=request_id)
         return True
 
     async def tokenize(self, prompt: TextPrompt | ChatPrompt) -> tuple[list[int], list[bytes], str]:
@@ -182,7 +183,8 @@ class GenerationService:
                     await asyncio.sleep(0)
                 was_stopped, num_before = assembly.is_stopped, assembly.num_output_tokens
                 piece = assembly.push(output)
-                accepted.clock.came(assembly.num_output_tokens - num_before)
+                if accepted.clock.came(assembly.num_output_tokens - num_before):
+                    log.debug("request.first_token", ms=accepted.clock.first_token_ms)
                 if assembly.is_stopped and not was_stopped and output.finish is None:
                     # The engine knows nothing of stop strings; its last word brings the usage and timings.
                     self._engine.abort(engine_id)

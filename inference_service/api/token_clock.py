@@ -18,15 +18,20 @@ class TokenClock:
         self._last_s = arrived_s
         self._observer = observer
 
-    def came(self, num_tokens: int) -> None:
-        """Tokens came, together. Those of one step share the time since the step before."""
+    def came(self, num_tokens: int) -> bool:
+        """Tokens came, together; whether the first is among them.
+
+        Those of one step share the time since the step before.
+        """
         if not num_tokens:
-            return
+            return False
         now_s = time.perf_counter()
         since_s, self._last_s = now_s - self._last_s, now_s
-        if self.first_token_ms is None:
+        is_first = self.first_token_ms is None
+        if is_first:
             self.first_token_ms = round(since_s * 1000, 3)
             self._observer.first_token(since_s)
             num_tokens, since_s = num_tokens - 1, 0.0
         if num_tokens:
             self._observer.next_tokens(since_s / num_tokens, num_tokens)
+        return is_first

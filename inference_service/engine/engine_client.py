@@ -263,7 +263,12 @@ class EngineClient:
             process, self._process = self._process, None
             # What it died of is for the log: a traceback's words may hold another tenant's.
             self._fail_all(EngineDeadError("the engine process ended, another starts", retry_after_s=5.0))
-            await process.end()
+            ending = asyncio.create_task(process.end(), name="engine-end")
+            try:
+                await asyncio.shield(ending)
+            finally:
+                # Also where `close` cancels this: nobody else knows the process any more.
+                await ending
             while self._process is None:
                 await asyncio.sleep(self._pace.next_pause_s())
                 await self._restart()

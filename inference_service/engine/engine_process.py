@@ -57,6 +57,7 @@ def run_engine(config: EngineConfig, endpoints: Endpoints) -> int:
     waker = Waker()
     side = EngineSide(endpoints, (waker.fd, _STDIN))
     executor = ThreadPoolExecutor(config.num_load_threads, thread_name_prefix="adapter-load")
+    is_ready = False
     try:
         backend = load_factory(config.backend_factory)(backend_config(config))
         loop = build_loop(config, backend, side, waker, executor)
@@ -64,9 +65,10 @@ def run_engine(config: EngineConfig, endpoints: Endpoints) -> int:
         # The model's objects live as long as the process: collections need not look at them again.
         gc.collect()
         gc.freeze()
+        is_ready = True
         loop.run()
     except Exception as error:
-        log.exception("engine.failed")
+        log.exception("engine.step_failed" if is_ready else "engine.start_failed")
         side.send(EngineFailed(f"{type(error).__name__}: {error}"))
         return 1
     finally:
