@@ -10,6 +10,8 @@ log = structlog.get_logger(__name__)
 
 # What a node answers where it cannot read the store, or not this revision (inference_service's PayloadError).
 _PAYLOAD_REASONS = frozenset({"ADAPTER_PAYLOAD", "ADAPTER_PAYLOAD_MISSING"})
+# What it answers where its disk was full, and where it has made room since.
+_ROOM_MADE = "DISK_CACHE"
 
 
 class PayloadPusher:
@@ -62,4 +64,10 @@ class PayloadPusher:
         if manifest is None:
             manifest = await self._store.manifest(digest)
         order = LoadOrder(digest, manifest, tier, is_pinned, "")
+        try:
+            return await self._client.load(order, self._store.payload(digest), timeout_s)
+        except NodeCallError as error:
+            if error.node_reason != _ROOM_MADE:
+                raise
+            log.info("residency.sent_again", node=self._client.address, digest=digest, because=error.message)
         return await self._client.load(order, self._store.payload(digest), timeout_s)

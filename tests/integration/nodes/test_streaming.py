@@ -11,6 +11,7 @@ from adapter_manager.domain.adapter import WantedTier
 from adapter_manager.domain.errors import ArtifactMissingError, NodeCallError
 from adapter_manager.domain.node import ResidencyTier
 from lorikeet_contract.manifest import PayloadDtype
+from lorikeet_contract.status import ServiceError, StatusCode
 from tests.support.built_revisions import MemoryArtifacts, make_built
 from tests.support.fake_node import RefusedError
 from tests.support.manager_parts import running_node
@@ -105,3 +106,34 @@ async def test_what_the_node_takes_for_bad_is_refused_in_the_nodes_words(tmp_pat
         node.refusals[revision.digest] = RefusedError("layer 3 is damaged")
         await node.demand(revision.digest)
         await eventually(lambda: node.refused == {revision.digest: "layer 3 is damaged"})
+
+
+class DiskFullError(ServiceError):
+    """What a node answers that was full and made room."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = "DISK_CACHE"
+
+
+async def test_a_node_that_made_room_is_sent_the_payload_once_more(tmp_path: Path) -> None:
+    """At once, for requests wait for it; a disk that stays full is a failure like others."""
+    async with stack(tmp_path, shares_store=False) as (parts, (node,)):
+        revision, _ = await parts.push("demo/a")
+        await eventually(node.names)
+        load, num_full = node.load, [1]
+
+        async def full(header: object, payload: bytes) -> object:
+            if num_full[0]:
+                num_full[0] -= 1
+                raise DiskFullError("no space left")
+            return await load(header, payload)  # type: ignore[arg-type]
+
+        node.load = full  # type: ignore[method-assign, assignment]
+        await node.demand(revision.digest)
+        await eventually(lambda: revision.digest in node.streamed)
+        assert not parts.agents[0].work.failures
+        num_full[0] = 2
+        await node.demand(revision.digest)
+        await eventually(lambda: revision.digest in parts.agents[0].work.failures)
+        assert "no space left" in parts.agents[0].work.failures[revision.digest].message
+        assert not parts.agents[0].work.failures[revision.digest].is_final
