@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from lorikeet_rpc.metrics_endpoint import split_address
 from lorikeet_rpc.server import TlsFiles
 from lorikeet_rpc.service_settings import read_service_settings
 
@@ -100,6 +101,13 @@ class Settings(BaseSettings):
             raise ValueError(
                 "is not a URL such as redis://host:6379/0, rediss://user:password@host or unix:///path"
             )
+        return value
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _check_metrics_listen(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value)
         return value
 
     @model_validator(mode="after")

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import DirectoryPath, Field, FilePath, SecretStr, model_validator
+from pydantic import DirectoryPath, Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from inference_service.engine.config import EngineConfig
 from lorikeet_contract.names import check_segment
+from lorikeet_rpc.metrics_endpoint import split_address
 from lorikeet_rpc.server import DEFAULT_MAX_MESSAGE_BYTES, TlsFiles
 from lorikeet_rpc.service_settings import read_service_settings
 
@@ -95,6 +96,13 @@ class Settings(BaseSettings):
         None,
         description="A silent engine is killed and restarted after this. Default: 60 on a GPU, 600 on a CPU.",
     )
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _check_metrics_listen(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value)
+        return value
 
     @model_validator(mode="after")
     def _belong_together(self) -> "Settings":

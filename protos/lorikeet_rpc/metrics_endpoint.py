@@ -8,27 +8,32 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
 
+from lorikeet_rpc.server import ListenError
+
 # A peer that connects and says nothing is dropped after this.
 _IDLE_S = 10.0
+_MAX_PORT = 65_535
 _KEPT = "escaping=allow-utf-8"
 
 
 class MetricsEndpoint:
-    """Serves a registry at `http://host:port/metrics`, on threads of its own.
+    """Serves a registry at `http://host:port/metrics`, on threads of its own; port 0 picks one.
 
     Raises:
         ValueError: the address is not host:port.
+        ListenError: it cannot be listened on.
     """
 
     def __init__(self, address: str, registry: CollectorRegistry) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(f"metrics address {address!r} is not host:port, e.g. 127.0.0.1:9400")
+        host, port = split_address(address)
         # When a counter was born doubles the number of series and is of use to few.
         disable_created_metrics()
         server_class = _Server6 if ":" in host else _Server
         app = _keeping_names(make_wsgi_app(registry))
-        self._server = make_server(host.strip("[]"), int(port), app, server_class, _Handler)
+        try:
+            self._server = make_server(host, port, app, server_class, _Handler)
+        except OSError as error:
+            raise ListenError(f"cannot serve metrics on {address!r}: {error.strerror or error}") from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.port: int = self._server.server_port
@@ -38,6 +43,14 @@ class MetricsEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[host]:port"; raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _MAX_PORT:
+        raise ValueError(f"metrics address {address!r} is not host:port, e.g. 127.0.0.1:9400")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class _Server(ThreadingMixIn, WSGIServer):

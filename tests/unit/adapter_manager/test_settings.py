@@ -34,6 +34,7 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--max-adapters", "0"], ["--max-adapters", "greater than 0"]),
         (["--redis-url", "host:6379"], ["--redis-url", "redis://"]),
         (["--log-level", "loud"], ["--log-level"]),
+        (["--metrics-listen", "here:"], ["--metrics-listen", "host:port"]),
     ],
 )
 def test_a_wrong_setting_names_itself(arguments: list[str], words: list[str]) -> None:

@@ -53,6 +53,7 @@ def test_static_tenants_are_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         (["--model-dir", ".", "--device", "tpu"], "--device"),
         (["--model-dir", ".", "--drain-grace-s", "nan"], "--drain-grace-s"),
         (["--model-dir", ".", "--tls-cert", "x.pem"], "--tls-cert"),
+        (["--model-dir", ".", "--metrics-listen", "9401"], "--metrics-listen"),
         (["--model-dir", ".", "--num-blocks", "1", "--kv-cache-bytes", "1"], "give one"),
     ],
 )

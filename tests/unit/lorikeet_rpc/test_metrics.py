@@ -1,13 +1,15 @@
 """Accept headers, snapshots of a loop, and the endpoint's address."""
 
 import asyncio
+import re
 import time
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from lorikeet_rpc.loop_snapshot import LoopSnapshot
-from lorikeet_rpc.metrics_endpoint import MetricsEndpoint, kept
+from lorikeet_rpc.metrics_endpoint import MetricsEndpoint, kept, split_address
+from lorikeet_rpc.server import ListenError
 
 
 @pytest.mark.parametrize(
@@ -34,11 +36,24 @@ def test_formats_are_kept_and_escaping_is_not(asked: str, served: str) -> None:
     assert kept(asked) == served
 
 
-@pytest.mark.parametrize("address", ["9400", "localhost", "host:port", ":9400", ""])
+@pytest.mark.parametrize("address", ["9400", "localhost", "host:port", ":9400", "", "host:65536", "host:-1"])
 def test_addresses_that_are_none(address: str) -> None:
     """Said before anything listens."""
     with pytest.raises(ValueError, match=r"host:port"):
         MetricsEndpoint(address, CollectorRegistry())
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    """And one that is free is served, over IPv6 as well where the machine has it."""
+    first = MetricsEndpoint("127.0.0.1:0", CollectorRegistry())
+    try:
+        address = f"127.0.0.1:{first.port}"
+        with pytest.raises(ListenError, match=re.escape(address)):
+            MetricsEndpoint(address, CollectorRegistry())
+    finally:
+        first.close()
+    assert split_address("[::1]:9400") == ("::1", 9400)
+    assert split_address("::1:9400") == ("::1", 9400)
 
 
 async def test_a_snapshot_is_fresh_where_the_loop_answers() -> None:
