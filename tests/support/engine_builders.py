@@ -145,3 +145,32 @@ class Rig:
         assert len(ends) == 1, (request_id, ends)
         assert outputs[-1].finish is ends[0]
         return ends[0]
+
+
+def with_adapters(count: int, num_bytes: int = 100, **changes: Any) -> tuple[Rig, list[str]]:
+    """A rig whose catalog names `count` adapters, none wanted by the manager."""
+    rig = Rig(**changes)
+    digests = [rig.source.add(f"a{index}", num_bytes) for index in range(count)]
+    rig.residency.set_desired([desire(digest) for digest in digests])
+    return rig, digests
+
+
+def tier(rig: Rig, digest: str) -> ResidencyTier:
+    """Where a revision is."""
+    return rig.residency._table.describe(digest).tier
+
+
+def load(
+    rig: Rig, digest: str, wanted: ResidencyTier = ResidencyTier.ACTIVE, *, pinned: bool = False
+) -> list[Any]:
+    """Begin a load; the list gets its end."""
+    ends: list[Any] = []
+    rig.residency.load(desire(digest, wanted, pinned=pinned), rig.now_s, ends.append)
+    return ends
+
+
+def unload(rig: Rig, digest: str, *, keep_on_disk: bool = True) -> list[bool]:
+    """Begin an unload; the list gets its end."""
+    ends: list[bool] = []
+    rig.residency.unload(digest, keep_on_disk=keep_on_disk, on_done=ends.append)
+    return ends
