@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from inference_service.layers.batch import ForwardBatch, LayerCache
+from inference_service.layers.head_steps import HeadStep
 from inference_service.layers.linear import Linear
-from lorikeet_kernels.head_norm import head_norm
-from lorikeet_kernels.kv_write import kv_write
+from lorikeet_kernels.attention_inputs import attention_inputs
 from lorikeet_kernels.paged_attention import paged_attention
-from lorikeet_kernels.rotary import rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +20,7 @@ class AttentionShape:
     head_dim: int
     scale: float
     window: int | None = None
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class Attention:
         *,
         rope_table: torch.Tensor | None,
         head_norm: HeadNorm | None = None,
+        head_steps: tuple[HeadStep, ...] = (),
         sinks: torch.Tensor | None = None,
     ) -> None:
         self.shape = shape
@@ -52,20 +53,27 @@ class Attention:
         self.o = o
         self.rope_table = rope_table
         self.head_norm = head_norm
+        self.head_steps = head_steps
         self.sinks = sinks
 
     def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
         """Attend over `cache`, to which the batch's keys and values are added first. [T, H] to [T, H]."""
         shape = self.shape
         heads = self.qkv(x, batch.lora).view(x.shape[0], -1, shape.head_dim)  # [T, Hq + 2 Hkv, D]
-        num_rotated = shape.num_heads + shape.num_kv_heads
-        q_and_k = heads[:, :num_rotated]
-        if self.head_norm is not None:
-            head_norm(q_and_k, self.head_norm.weight, self.head_norm.eps)
-        if self.rope_table is not None:
-            rotary(q_and_k, batch.positions, self.rope_table)
-        q, k, v = heads.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
-        kv_write(k, v, cache.keys, cache.values, batch.attention.slot_mapping)
+        for step in self.head_steps:
+            first_value = shape.num_heads + shape.num_kv_heads
+            step(heads[:, : shape.num_heads], heads[:, shape.num_heads : first_value], batch.positions)
+        norm, table = self.head_norm, self.rope_table
+        q = attention_inputs(
+            heads,
+            cache.keys,
+            cache.values,
+            batch.attention.slot_mapping,
+            norm_weight=None if norm is None else norm.weight,
+            eps=0.0 if norm is None else norm.eps,
+            positions=None if table is None else batch.positions,
+            table=table,
+        )
         out = torch.empty((x.shape[0], shape.num_heads, shape.head_dim), dtype=x.dtype, device=x.device)
         paged_attention(
             q,
@@ -75,6 +83,7 @@ class Attention:
             shape.scale,
             out,
             window=shape.window,
+            chunk=shape.chunk,
             sinks=self.sinks,
         )
         return self.o(out.flatten(1), batch.lora)

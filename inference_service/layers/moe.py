@@ -7,11 +7,15 @@ import torch
 
 from inference_service.layers.batch import LoraBatch
 from inference_service.layers.linear import Linear
+from inference_service.layers.shared_expert import SharedExpert
 from lorikeet_kernels.expert_linear import ExpertWeight, expert_linear
 from lorikeet_kernels.gated_activation import GatedActivation, gated_activation
+from lorikeet_kernels.moe_experts import ExpertProjection, ExpertsLora, moe_experts
 from lorikeet_kernels.moe_groups import make_moe_groups
 from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.moe_sum import moe_sum
+from lorikeet_kernels.mxfp4 import Mxfp4Weight
+from lorikeet_kernels.mxfp4_layout import Mxfp4DeviceWeight
 from lorikeet_kernels.row_order import RowOrder
 
 Routing = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -28,9 +32,12 @@ class ExpertSites:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLinear:
-    """One projection of all experts: weight [E, out, in], maybe packed, and maybe a bias [E, out]."""
+    """One projection of all experts: weight [E, out, in], maybe packed, and maybe a bias [E, out].
 
-    weight: ExpertWeight
+    Packed weights are as released on a CPU, and laid out for the kernels on a GPU.
+    """
+
+    weight: ExpertWeight | Mxfp4DeviceWeight
     bias: torch.Tensor | None = None
 
 
@@ -58,13 +65,18 @@ class Experts:
         self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, lora: LoraBatch
     ) -> torch.Tensor:
         """[T, H] to [T, H]: each token through its own experts, weighted and summed."""
+        if x.device.type != "cpu":
+            return self._on_gpu(x, topk_weights, topk_ids, lora)
+        gate_up_weight, down_weight = self.gate_up.weight, self.down.weight
+        assert not isinstance(gate_up_weight, Mxfp4DeviceWeight)
+        assert not isinstance(down_weight, Mxfp4DeviceWeight)
         segments, tables = lora.segments, lora.tables
-        num_experts, num_rows, hidden = self.gate_up.weight.shape
+        num_experts, num_rows, hidden = gate_up_weight.shape
         groups = make_moe_groups(topk_ids, segments, num_experts)
         gate_up = x.new_empty((*topk_ids.shape, num_rows))
         expert_linear(
             x,
-            self.gate_up.weight,
+            gate_up_weight,
             groups,
             gate_up,
             bias=self.gate_up.bias,
@@ -78,7 +90,7 @@ class Experts:
         down = x.new_empty((*topk_ids.shape, hidden))
         expert_linear(
             activated,
-            self.down.weight,
+            down_weight,
             groups,
             down,
             bias=self.down.bias,
@@ -89,16 +101,52 @@ class Experts:
             moe_lora_down(down, activated, topk_ids, topk_weights, groups, segments, tables, self.sites.down)
         return moe_sum(down)
 
+    def _on_gpu(
+        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, lora: LoraBatch
+    ) -> torch.Tensor:
+        gate_up, down = self.gate_up.weight, self.down.weight
+        assert not isinstance(gate_up, Mxfp4Weight)
+        assert not isinstance(down, Mxfp4Weight)
+        adapters = ExpertsLora(lora.segments, lora.tables, self.sites.gate_up, self.sites.down)
+        return moe_experts(
+            x,
+            topk_weights,
+            topk_ids,
+            ExpertProjection(gate_up, self.gate_up.bias, self.row_order),
+            ExpertProjection(down, self.down.bias, None),
+            self.activation,
+            lora=adapters if lora.is_active else None,
+            batch_invariant=self.batch_invariant,
+        )
+
 
 class Moe:
-    """Router projection, routing rule, experts. A router adapter changes where its tokens go."""
+    """Router projection, routing rule, experts. A router adapter changes where its tokens go.
 
-    def __init__(self, router: Linear, routing: Routing, experts: Experts) -> None:
+    With `scales_input` a token's one expert sees it times the routing weight, and so does its adapter.
+    """
+
+    def __init__(
+        self,
+        router: Linear,
+        routing: Routing,
+        experts: Experts,
+        *,
+        shared: SharedExpert | None = None,
+        scales_input: bool = False,
+    ) -> None:
         self.router = router
         self.routing = routing
         self.experts = experts
+        self.shared = shared
+        self.scales_input = scales_input
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """[T, H] to [T, H]."""
         topk_weights, topk_ids = self.routing(self.router(x, lora))
-        return self.experts(x, topk_weights, topk_ids, lora)
+        routed = x
+        if self.scales_input:
+            routed = (x * topk_weights).to(x.dtype)
+            topk_weights = torch.ones_like(topk_weights)
+        y = self.experts(routed, topk_weights, topk_ids, lora)
+        return y if self.shared is None else y + self.shared(x, lora)

@@ -1,7 +1,6 @@
 """From a declared model and a source of weights to layers that compute."""
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 
@@ -9,24 +8,34 @@ from inference_service.layers.attention import Attention, AttentionShape, HeadNo
 from inference_service.layers.decoder import Decoder, DecoderLayer
 from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.embedding import Embedding
+from inference_service.layers.head_steps import (
+    HeadStep,
+    PairwiseRotary,
+    ProjectionNorm,
+    QueryTemperature,
+    UnitNorm,
+    temperature_factors,
+)
+from inference_service.layers.latent_attention import LatentAttention, LatentQuery, LatentShape
 from inference_service.layers.linear import Linear, LinearSites
 from inference_service.layers.moe import Experts, ExpertSites, Moe
 from inference_service.layers.norm import RmsNorm
 from inference_service.layers.rope import RopeParameters, rope_table
-from inference_service.models.checkpoint import WeightSource
-from inference_service.models.expert_weights import read_expert_linear, row_order_name
-from inference_service.models.spec import (
+from inference_service.layers.shared_expert import SharedExpert
+from inference_service.models.attention_spec import (
     AttentionSpec,
-    DenseMlpSpec,
-    ExpertsSpec,
     HeadNormSpec,
-    LayerSpec,
-    LinearSpec,
-    ModelSpec,
-    MoeSpec,
-    SiteSpec,
+    HeadStepSpec,
+    LatentAttentionSpec,
+    PairwiseRotarySpec,
+    ProjectionNormSpec,
+    QueryTemperatureSpec,
 )
-from lorikeet_kernels.routing import route_softmax
+from inference_service.models.checkpoint import WeightSource
+from inference_service.models.expert_weights import laid_out_for, read_expert_linear, row_order_name
+from inference_service.models.linear_spec import LinearSpec, SiteSpec
+from inference_service.models.routing_rule import routing_rule
+from inference_service.models.spec import DenseMlpSpec, ExpertsSpec, LayerSpec, ModelSpec, MoeSpec, SharedExpertSpec
 
 
 class ModelBuilder:
@@ -76,24 +85,32 @@ class ModelBuilder:
             [self._layer(f"layers.{index}", layer) for index, layer in enumerate(spec.layers)],
             self._norm(spec.final_norm),
             Linear(head_weight, None, head_sites, batch_invariant=self._batch_invariant),
+            embedding_factor=spec.multipliers.embedding,
+            residual_factor=spec.multipliers.residual,
+            logits_factor=spec.multipliers.logits,
         )
 
     def _layer(self, name: str, spec: LayerSpec) -> DecoderLayer:
-        mlp = spec.mlp
+        mlp, attention = spec.mlp, spec.attention
         return DecoderLayer(
             self._norm(spec.input_norm),
-            self._attention(name, spec.attention),
+            self._attention(name, attention)
+            if isinstance(attention, AttentionSpec)
+            else self._latent_attention(name, attention),
             self._norm(spec.mlp_norm),
             self._dense_mlp(name, mlp) if isinstance(mlp, DenseMlpSpec) else self._moe(name, mlp),
         )
 
     def _attention(self, name: str, spec: AttentionSpec) -> Attention:
         return Attention(
-            AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window),
+            AttentionShape(
+                spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, spec.window, spec.chunk
+            ),
             self._linear(name, spec.qkv),
             self._linear(name, spec.o),
             rope_table=None if spec.rope is None else self._rope_table(spec.rope),
             head_norm=None if spec.head_norm is None else self._head_norm(spec, spec.head_norm),
+            head_steps=tuple(self._head_step(spec, step) for step in spec.head_steps),
             sinks=None if spec.sinks is None else self._read(spec.sinks, spec.num_heads),
         )
 
@@ -104,23 +121,73 @@ class ModelBuilder:
         ]
         return HeadNorm(torch.cat(rows), self._spec.norm_eps)
 
+    def _head_step(self, spec: AttentionSpec, step: HeadStepSpec) -> HeadStep:
+        match step:
+            case ProjectionNormSpec(q_weight, k_weight):
+                q, k = (
+                    self._read(name, count * spec.head_dim)
+                    for name, count in ((q_weight, spec.num_heads), (k_weight, spec.num_kv_heads))
+                )
+                return ProjectionNorm(q, k, self._spec.norm_eps)
+            case PairwiseRotarySpec(rope):
+                return PairwiseRotary(self._rope_table(rope))
+            case QueryTemperatureSpec(strength, interval):
+                return QueryTemperature(
+                    temperature_factors(strength, interval, self._num_positions, self._device)
+                )
+            case UnitNormSpec():
+                return UnitNorm(self._empty(spec.num_heads, spec.head_dim).fill_(1.0), self._spec.norm_eps)
+
+    def _latent_attention(self, name: str, spec: LatentAttentionSpec) -> LatentAttention:
+        query = None
+        if spec.q_up is not None and spec.q_norm is not None:
+            norm = RmsNorm(self._read(spec.q_norm, spec.q_up.in_features), spec.latent_eps)
+            query = LatentQuery(norm, self._linear(name, spec.q_up))
+        return LatentAttention(
+            LatentShape(
+                spec.num_heads,
+                spec.latent_dim,
+                spec.plain_dim,
+                spec.rope_dim,
+                spec.value_dim,
+                spec.scale,
+                spec.is_pairwise,
+            ),
+            self._linear(name, spec.down),
+            query,
+            RmsNorm(self._read(spec.kv_norm, spec.latent_dim), spec.latent_eps),
+            self._linear(name, spec.kv_up),
+            self._linear(name, spec.o),
+            rope_table=self._rope_table(spec.rope),
+        )
+
     def _dense_mlp(self, name: str, spec: DenseMlpSpec) -> DenseMlp:
         return DenseMlp(self._linear(name, spec.gate_up), self._linear(name, spec.down))
 
     def _moe(self, name: str, spec: MoeSpec) -> Moe:
-        routing = partial(route_softmax, top_k=spec.routing.top_k, renormalize=spec.routing.renormalize)
-        return Moe(self._linear(name, spec.router), routing, self._experts(name, spec.experts))
+        return Moe(
+            self._linear(name, spec.router),
+            routing_rule(spec.routing, spec.experts.num_experts, self._source, self._empty),
+            self._experts(name, spec.experts),
+            shared=None if spec.shared is None else self._shared_expert(name, spec.shared),
+            scales_input=spec.scales_input,
+        )
+
+    def _shared_expert(self, name: str, spec: SharedExpertSpec) -> SharedExpert:
+        gate = None if spec.gate is None else self._linear(name, spec.gate)
+        return SharedExpert(self._dense_mlp(name, spec.mlp), gate)
 
     def _experts(self, name: str, spec: ExpertsSpec) -> Experts:
+        row_order = row_order_name(spec)
         gate_up, down = (
             read_expert_linear(spec, linear, self._source, self._empty)
             for linear in (spec.gate_up, spec.down)
         )
         return Experts(
-            gate_up,
-            down,
+            laid_out_for(gate_up, self._dtype, row_order),
+            laid_out_for(down, self._dtype, None),
             ExpertSites(self._site_indices[f"{name}.gate_up"], self._site_indices[f"{name}.down"]),
-            row_order_name(spec),
+            row_order,
             spec.activation,
             batch_invariant=self._batch_invariant,
         )

@@ -9,6 +9,7 @@ from inference_service.models.checkpoint import WeightSource
 from inference_service.models.errors import CheckpointError
 from inference_service.models.spec import ExpertLinearSpec, ExpertsSpec, FusedWeights, Mxfp4Weights
 from lorikeet_contract.schema import RowOrder
+from lorikeet_kernels.moe_experts import device_expert_weight
 from lorikeet_kernels.mxfp4 import BLOCK, NAN_SCALE, Mxfp4Weight
 from lorikeet_kernels.row_order import RowOrder as RowOrderName
 from lorikeet_kernels.row_order import slice_columns
@@ -45,6 +46,14 @@ def read_expert_linear(
     else:
         _read_one_by_one(weight, spec, linear, source)
     return ExpertLinear(weight, bias)
+
+
+def laid_out_for(linear: ExpertLinear, dtype: torch.dtype, row_order: RowOrderName | None) -> ExpertLinear:
+    """The projection as its device's kernels read it; `row_order` is gate_up's, None for down."""
+    weight = linear.weight
+    if isinstance(weight, Mxfp4Weight) and weight.blocks.device.type != "cpu":
+        return ExpertLinear(device_expert_weight(weight, dtype, row_order), linear.bias)
+    return linear
 
 
 def _read_one_by_one(

@@ -3,7 +3,7 @@
     order: the pairs (t K + k) by expert, ascending within one
     blocks[b] = (first place in order, number of pairs <= block_rows, expert, 0), 0 pairs beyond the last
 
-The order is the same in every run. One launch up to 512 pairs, else two; no host sync, no atomics.
+The order is the same in every run. One launch up to 256 pairs, else two; no host sync, no atomics.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -18,8 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
-PART = 512
-"""Pairs a program."""
+SINGLE_PART = 256
+"""Up to so many pairs one program does all."""
+PART = 128
+"""Pairs of each of several programs."""
+STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,60 +64,71 @@ def expert_blocks_reference(topk_ids: torch.Tensor, num_experts: int, block_rows
     return ExpertBlocks(order, blocks.to(topk_ids.device), block_rows, num_experts, topk_ids.shape[1])
 
 
+@triton.jit
+def _count(ids_ptr, begin, num_pairs, EXPERTS: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr):
+    """How many of the pairs [begin, begin + PART) each expert has."""
+    expert = tl.arange(0, EXPERTS)
+    seen = tl.zeros([STEP, EXPERTS], tl.int32)
+    for start in tl.static_range(0, PART, STEP):
+        i = begin + start + tl.arange(0, STEP)
+        ids = tl.load(ids_ptr + i, mask=i < num_pairs, other=-1)
+        seen += (ids[:, None] == expert[None, :]).to(tl.int32)
+    return tl.sum(seen, axis=0)
+
+
 @triton.jit(do_not_specialize=["num_pairs"])
 def _count_kernel(
-    ids_ptr, counts_ptr, num_pairs, EXPERTS: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr
-):
+    ids_ptr, counts_ptr, num_pairs,
+    EXPERTS: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """counts[part, expert]."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     part = tl.program_id(0)
-    expert = tl.arange(0, EXPERTS)
-    count = tl.zeros([EXPERTS], tl.int32)
-    for start in tl.static_range(0, PART, STEP):
-        i = part * PART + start + tl.arange(0, STEP)
-        ids = tl.load(ids_ptr + i, mask=i < num_pairs, other=-1)
-        count += tl.sum((ids[:, None] == expert[None, :]).to(tl.int32), axis=0)
-    tl.store(counts_ptr + part * EXPERTS + expert, count)
+    count = _count(ids_ptr, part * PART, num_pairs, EXPERTS, PART, STEP)
+    tl.store(counts_ptr + part * EXPERTS + tl.arange(0, EXPERTS), count)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "capacity", "num_parts"])
 def _place_kernel(
     ids_ptr, counts_ptr, order_ptr, blocks_ptr, num_pairs, capacity, num_parts,
-    EXPERTS: tl.constexpr, PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PART: tl.constexpr,
-    STEP: tl.constexpr, EXPERT_STEP: tl.constexpr, BLOCK_STEP: tl.constexpr,
+    EXPERTS: tl.constexpr, SINGLE: tl.constexpr, BLOCK_ROWS: tl.constexpr, PART: tl.constexpr,
+    STEP: tl.constexpr, BLOCK_STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program places its part of the pairs and writes its share of the blocks."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     part = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     i = part * PART + tl.arange(0, PART)
-    ids = tl.load(ids_ptr + i, mask=i < num_pairs, other=EXPERTS)
-    if PARTS == 1:
-        count = tl.zeros([EXPERTS], tl.int32)
-        for start in tl.static_range(0, PART, STEP):
-            j = start + tl.arange(0, STEP)
-            other = tl.load(ids_ptr + j, mask=j < num_pairs, other=-1)
-            count += tl.sum((other[:, None] == expert[None, :]).to(tl.int32), axis=0)
+    ids = tl.load(ids_ptr + i, mask=i < num_pairs, other=0)
+    if SINGLE:
+        count = _count(ids_ptr, 0, num_pairs, EXPERTS, PART, STEP)
         before = tl.zeros([EXPERTS], tl.int32)
     else:
-        p = tl.arange(0, PARTS)
-        counts = tl.load(
-            counts_ptr + p[:, None] * EXPERTS + expert[None, :], mask=(p < num_parts)[:, None], other=0
-        )
-        count = tl.sum(counts, axis=0)
-        before = tl.sum(tl.where((p < part)[:, None], counts, 0), axis=0)
+        everywhere = tl.zeros([STEP, EXPERTS], tl.int32)
+        earlier = tl.zeros([STEP, EXPERTS], tl.int32)
+        first_part = 0
+        while first_part < num_parts:
+            p = first_part + tl.arange(0, STEP)
+            at = counts_ptr + p[:, None] * EXPERTS + expert[None, :]
+            counts = tl.load(at, mask=(p < num_parts)[:, None], other=0)
+            everywhere += counts
+            earlier += tl.where((p < part)[:, None], counts, 0)
+            first_part += STEP
+        count = tl.sum(everywhere, axis=0)
+        before = tl.sum(earlier, axis=0)
     end = tl.cumsum(count, 0)
     begin = end - count
     # a pair's place: its expert's begin, that expert's pairs in earlier parts, and in this part before it
-    rank = tl.zeros([PART], tl.int32)
+    same = tl.zeros([PART, STEP], tl.int32)
     for start in tl.static_range(0, PART, STEP):
         j = part * PART + start + tl.arange(0, STEP)
         other = tl.load(ids_ptr + j, mask=j < num_pairs, other=-1)
-        rank += tl.sum(((other[None, :] == ids[:, None]) & (j[None, :] < i[:, None])).to(tl.int32), axis=1)
-    base = begin + before
-    place = rank
-    for start in tl.static_range(0, EXPERTS, EXPERT_STEP):
-        e = start + tl.arange(0, EXPERT_STEP)
-        chosen = tl.sum(tl.where(e[:, None] == expert[None, :], base[None, :], 0), axis=1)
-        place += tl.sum(tl.where(ids[:, None] == e[None, :], chosen[None, :], 0), axis=1)
+        same += ((other[None, :] == ids[:, None]) & (j[None, :] < i[:, None])).to(tl.int32)
+    place = tl.gather(begin + before, ids, 0) + tl.sum(same, axis=1)
     tl.store(order_ptr + place, i, mask=i < num_pairs)
     num_blocks = tl.cdiv(count, BLOCK_ROWS)
     block_end = tl.cumsum(num_blocks, 0)
@@ -122,15 +136,14 @@ def _place_kernel(
     while first_block < capacity:
         b = first_block + tl.arange(0, BLOCK_STEP)
         owner = tl.sum((block_end[None, :] <= b[:, None]).to(tl.int32), axis=1)
-        mine = owner[:, None] == expert[None, :]
-        skipped = tl.sum(tl.where(mine, (block_end - num_blocks)[None, :], 0), axis=1)
-        first = tl.sum(tl.where(mine, begin[None, :], 0), axis=1) + (b - skipped) * BLOCK_ROWS
-        left = tl.sum(tl.where(mine, end[None, :], 0), axis=1) - first
         used = owner < EXPERTS
+        owner = tl.where(used, owner, 0)
+        first = tl.gather(begin, owner, 0) + (b - tl.gather(block_end - num_blocks, owner, 0)) * BLOCK_ROWS
+        left = tl.gather(end, owner, 0) - first
         entry = blocks_ptr + 4 * b
         tl.store(entry, tl.where(used, first, 0), mask=b < capacity)
         tl.store(entry + 1, tl.where(used, tl.minimum(left, BLOCK_ROWS), 0), mask=b < capacity)
-        tl.store(entry + 2, tl.where(used, owner, 0), mask=b < capacity)
+        tl.store(entry + 2, owner, mask=b < capacity)
         first_block += num_parts * BLOCK_STEP
 
 
@@ -147,21 +160,25 @@ def cut_blocks(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> Exp
     """Launch, for at least one pair; `expert_blocks` on a GPU, and what the interpreter tests."""
     num_pairs = topk_ids.numel()
     capacity = block_capacity(num_pairs, num_experts, block_rows)
-    padded = triton.next_power_of_2(num_experts)
-    part = min(PART, max(16, triton.next_power_of_2(num_pairs)))
+    padded = max(4, triton.next_power_of_2(num_experts))
+    is_single = num_pairs <= SINGLE_PART
+    part = max(16, triton.next_power_of_2(num_pairs)) if is_single else PART
     num_parts = triton.cdiv(num_pairs, part)
     # each piece starts at a multiple of 16 bytes, whatever the batch: Triton would compile for both cases
-    sizes = [4 * capacity, -(-num_pairs // 4) * 4, num_parts * max(4, padded) if num_parts > 1 else 4]
+    sizes = [4 * capacity, -(-num_pairs // 4) * 4, num_parts * padded]
     buffer = torch.empty(sum(sizes), dtype=torch.int32, device=topk_ids.device)
     blocks, order, counts = buffer.split(sizes)
-    step = min(32, part)
-    if num_parts > 1:
+    on_gpu = topk_ids.device.type == "cuda"
+    options: dict[str, int | bool] = {"num_warps": 8 if part > 64 else 4}
+    if on_gpu:
+        options["launch_pdl"] = True
+    if not is_single:
         _count_kernel[(num_parts,)](
-            topk_ids, counts, num_pairs, EXPERTS=padded, PART=part, STEP=step, num_warps=4
+            topk_ids, counts, num_pairs, EXPERTS=padded, PART=part, STEP=STEP, PDL=on_gpu, **options
         )
     _place_kernel[(num_parts,)](
         topk_ids, counts, order, blocks, num_pairs, capacity, num_parts,
-        EXPERTS=padded, PARTS=triton.next_power_of_2(num_parts), BLOCK_ROWS=block_rows, PART=part, STEP=step,
-        EXPERT_STEP=min(step, padded), BLOCK_STEP=32, num_warps=8 if part > 128 else 4,
+        EXPERTS=padded, SINGLE=is_single, BLOCK_ROWS=block_rows, PART=part, STEP=min(STEP, part),
+        BLOCK_STEP=32, PDL=on_gpu, **options,
     )  # fmt: skip
     return ExpertBlocks(order[:num_pairs], blocks.view(-1, 4), block_rows, num_experts, topk_ids.shape[1])

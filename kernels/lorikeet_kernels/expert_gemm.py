@@ -38,23 +38,18 @@ def _matrix_row(column, OUT: tl.constexpr, PAIRING: tl.constexpr):
     return column
 
 
-@triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["num_pairs"])
-def _expert_gemm_kernel(
-    out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, blocks_ptr,
+@triton.jit
+def _compute(
+    out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count, expert,
     num_pairs, alpha, limit, up_offset,
     IN: tl.constexpr, OUT: tl.constexpr, X_DIV: tl.constexpr, PAIRING: tl.constexpr, ACTIVATE: tl.constexpr,
     HAS_LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTED: tl.constexpr, HAS_DELTA: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr, PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(1)
+    """Up to PAIRS pairs times the program's columns."""
     split = tl.program_id(2)
-    first = tl.load(blocks_ptr + block * 4)
-    count = tl.load(blocks_ptr + block * 4 + 1)
-    expert = tl.load(blocks_ptr + block * 4 + 2).to(tl.int64)
-    if count == 0:
-        return
-    m = tl.arange(0, BLOCK_M)
+    m = tl.arange(0, PAIRS)
     is_row = m < count
     # places beyond the block's pairs repeat its first; their rows are never stored
     pair = tl.load(order_ptr + first + tl.where(is_row, m, 0))
@@ -68,7 +63,7 @@ def _expert_gemm_kernel(
     weight_at = weight_ptr + (expert * OUT + weight_row)[None, :] * IN + k[:, None]
     STEPS: tl.constexpr = (IN + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K)
     begin = split * STEPS
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = tl.zeros([PAIRS, BLOCK_N], tl.float32)
     for step in tl.range(begin, begin + STEPS, num_stages=STAGES):
         if IN % (BLOCK_K * SPLITS) == 0:
             x = tl.load(x_at + step * BLOCK_K)
@@ -88,7 +83,7 @@ def _expert_gemm_kernel(
             at = delta_ptr + pair.to(tl.int64)[:, None] * OUT + row[None, :]
             delta = tl.load(at, mask=is_row[:, None] & inside[None, :], other=0.0)
             value = (value.to(tl.float32) + delta.to(tl.float32)).to(dtype)
-        gate, up = tl.split(tl.reshape(value.to(tl.float32), [BLOCK_M, BLOCK_N // 2, 2]))
+        gate, up = tl.split(tl.reshape(value.to(tl.float32), [PAIRS, BLOCK_N // 2, 2]))
         if HAS_LIMIT:  # comparisons keep a NaN, minimum and maximum may not
             gate = tl.where(gate > limit, limit, gate)
             up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
@@ -101,6 +96,38 @@ def _expert_gemm_kernel(
             acc *= tl.load(routed_ptr + pair)[:, None]
         at = out_ptr + (split * num_pairs + pair).to(tl.int64)[:, None] * OUT + row[None, :]
         tl.store(at, acc.to(dtype), mask=is_row[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["num_pairs"])
+def _expert_gemm_kernel(
+    out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, blocks_ptr,
+    num_pairs, alpha, limit, up_offset,
+    IN: tl.constexpr, OUT: tl.constexpr, X_DIV: tl.constexpr, PAIRING: tl.constexpr, ACTIVATE: tl.constexpr,
+    HAS_LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTED: tl.constexpr, HAS_DELTA: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, HALVES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    block = tl.program_id(1)
+    first = tl.load(blocks_ptr + block * 4)
+    count = tl.load(blocks_ptr + block * 4 + 1)
+    expert = tl.load(blocks_ptr + block * 4 + 2).to(tl.int64)
+    if count == 0:
+        return
+    if HALVES and count <= BLOCK_M // 2:  # an expert's last block: half the work where half suffices
+        _compute(
+            out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count, expert,
+            num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS,
+            HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES,
+        )  # fmt: skip
+    else:
+        _compute(
+            out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count, expert,
+            num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS,
+            HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+        )  # fmt: skip
 
 
 def expert_gemm(
@@ -123,6 +150,8 @@ def expert_gemm(
     constants = activation or GatedActivation()
     limit = constants.limit
     out_features = weight.shape[1]
+    on_gpu = x.device.type == "cuda"
+    dependent = {"launch_pdl": True} if on_gpu else {}
     _expert_gemm_kernel[(triton.cdiv(out_features, tiles.block_n), blocks.capacity, tiles.splits)](
         out, x, weight, x if bias is None else bias, x if topk_weights is None else topk_weights,
         x if delta is None else delta, blocks.order, blocks.blocks, blocks.order.shape[0],
@@ -131,7 +160,8 @@ def expert_gemm(
         PAIRING=_PAIRINGS[row_order if activation else None], ACTIVATE=activation is not None,
         HAS_LIMIT=limit is not None, HAS_BIAS=bias is not None, HAS_ROUTED=topk_weights is not None,
         HAS_DELTA=delta is not None, SPLITS=tiles.splits, BLOCK_M=max(16, tiles.block_rows),
-        BLOCK_N=tiles.block_n, BLOCK_K=tiles.step, STAGES=tiles.stages, num_warps=tiles.num_warps,
+        BLOCK_N=tiles.block_n, BLOCK_K=tiles.step, STAGES=tiles.stages, HALVES=tiles.block_rows >= 128,
+        PDL=on_gpu, num_warps=tiles.num_warps, **dependent,
     )  # fmt: skip
     return out
 

@@ -49,9 +49,11 @@ def moe_sum_parts_reference(
 def _moe_sum_kernel(
     out_ptr, x_ptr, ids_ptr, weights_ptr, bias_ptr, delta_ptr, num_tokens,
     WIDTH: tl.constexpr, TOP_K: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """PARTS 0: x holds finished pairs; else that many float32 parts of each."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -77,6 +79,11 @@ def _moe_sum_kernel(
     tl.store(out_ptr + token * WIDTH + column, total.to(dtype), mask=inside)
 
 
+def _dependent(x: torch.Tensor) -> dict[str, bool]:
+    """Launch options: on a GPU the launch overlaps with the end of the one before."""
+    return {"PDL": True, "launch_pdl": True} if x.device.type == "cuda" else {"PDL": False}
+
+
 def moe_sum(x: torch.Tensor) -> torch.Tensor:
     """Return the sum over the experts of each token."""
     if x.dim() != 3:
@@ -93,7 +100,7 @@ def sum_pairs(x: torch.Tensor, out: torch.Tensor, *, delta: torch.Tensor | None 
         _moe_sum_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
             out, x.contiguous(), x, x, x, x if delta is None else delta, num_tokens,
             WIDTH=width, TOP_K=top_k, PARTS=0, HAS_BIAS=False, HAS_DELTA=delta is not None, BLOCK=BLOCK,
-            num_warps=2,
+            num_warps=2, **_dependent(x),
         )  # fmt: skip
     return out
 
@@ -132,6 +139,6 @@ def sum_parts(
             out, parts, topk_ids, topk_weights, parts if bias is None else bias,
             out if delta is None else delta, num_tokens,
             WIDTH=width, TOP_K=top_k, PARTS=num_parts, HAS_BIAS=bias is not None,
-            HAS_DELTA=delta is not None, BLOCK=BLOCK, num_warps=2,
+            HAS_DELTA=delta is not None, BLOCK=BLOCK, num_warps=2, **_dependent(out),
         )  # fmt: skip
     return out

@@ -18,29 +18,40 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+from lorikeet_kernels.grid_dependency import launch_next_grid, wait_for_grid
 from lorikeet_kernels.mxfp4_dequant import dequantize
 from lorikeet_kernels.mxfp4_epilogue import finish
 
 
 @gluon.jit
-def _fetch(
-    word_ring, scale_ring, x_ring, slot, word_at, scale_at, x_at, is_row, column, chunk, num_columns,
+def _fetch_weights(
+    word_ring, scale_ring, slot, word_at, scale_at, chunk,
     CHUNKS: gl.constexpr, STEP: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
-    """Start the copies of STEP chunks into the ring's `slot`."""
+    """Start the copies of STEP chunks of weights into the ring's `slot`."""
     for u in gl.static_range(STEP):
         at = chunk + u
-        words, scales, x = word_at + at * 128, scale_at + at * 8, x_at + at * 64
+        words, scales = word_at + at * 128, scale_at + at * 8
         if EVEN:
             async_copy.async_copy_global_to_shared(word_ring[u].index(slot), words)
             async_copy.async_copy_global_to_shared(scale_ring[u].index(slot), scales)
-            async_copy.async_copy_global_to_shared(x_ring[u].index(slot), x, mask=is_row)
         else:  # a masked copy writes zeros
-            inside = at < CHUNKS
-            async_copy.async_copy_global_to_shared(word_ring[u].index(slot), words, mask=inside)
-            async_copy.async_copy_global_to_shared(scale_ring[u].index(slot), scales, mask=inside)
-            x_inside = is_row & (at * 64 + column < num_columns)
-            async_copy.async_copy_global_to_shared(x_ring[u].index(slot), x, mask=x_inside)
+            async_copy.async_copy_global_to_shared(word_ring[u].index(slot), words, mask=at < CHUNKS)
+            async_copy.async_copy_global_to_shared(scale_ring[u].index(slot), scales, mask=at < CHUNKS)
+
+
+@gluon.jit
+def _fetch_x(
+    x_ring, slot, x_at, is_row, column, chunk, IN: gl.constexpr, STEP: gl.constexpr, EVEN: gl.constexpr
+):
+    """Likewise the activations of STEP chunks."""
+    for u in gl.static_range(STEP):
+        x = x_at + (chunk + u) * 64
+        if EVEN:
+            async_copy.async_copy_global_to_shared(x_ring[u].index(slot), x, mask=is_row)
+        else:
+            inside = is_row & ((chunk + u) * 64 + column < IN)
+            async_copy.async_copy_global_to_shared(x_ring[u].index(slot), x, mask=inside)
 
 
 @gluon.jit(do_not_specialize=["num_pairs"])
@@ -51,6 +62,7 @@ def _mxfp4_decode_kernel(
     PAIRING: gl.constexpr, ACTIVATE: gl.constexpr, HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr,
     HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr, BLOCK_ROWS: gl.constexpr, ROW_TILES: gl.constexpr,
     STEP: gl.constexpr, SPLITS: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    PDL: gl.constexpr, WEIGHTS_FIRST: gl.constexpr,
 ):  # fmt: skip
     SPAN: gl.constexpr = WARPS * ROW_TILES  # tiles of 16 rows
     needed: gl.constexpr = (CHUNKS + SPLITS * STEP - 1) // (SPLITS * STEP)
@@ -70,6 +82,11 @@ def _mxfp4_decode_kernel(
         [1, 2], [8, 4], [WARPS, 1], [1, 0]
     )  # ACC's rows without the upper 8
 
+    if PDL:
+        # WEIGHTS_FIRST: the launch before is past what made the blocks, and only its output is waited for
+        if not WEIGHTS_FIRST:
+            wait_for_grid()
+        launch_next_grid()
     block = gl.program_id(1)
     first = gl.load(blocks_ptr + block * 4)
     count = gl.load(blocks_ptr + block * 4 + 1)
@@ -107,19 +124,24 @@ def _mxfp4_decode_kernel(
     acc = gl.zeros([SPAN * 16, BLOCK_ROWS], gl.float32, layout=ACC)
     for step in gl.static_range(STAGES - 1):
         if step < STEPS:
-            _fetch(
-                word_ring, scale_ring, x_ring, step, word_at, scale_at, x_at, is_row, column[None, :],
-                begin + step * STEP, IN, CHUNKS, STEP, EVEN,
-            )  # fmt: skip
+            _fetch_weights(
+                word_ring, scale_ring, step, word_at, scale_at, begin + step * STEP, CHUNKS, STEP, EVEN
+            )
+    if PDL and WEIGHTS_FIRST:
+        wait_for_grid()
+    for step in gl.static_range(STAGES - 1):
+        if step < STEPS:
+            _fetch_x(x_ring, step, x_at, is_row, column[None, :], begin + step * STEP, IN, STEP, EVEN)
         async_copy.commit_group()
     for step in range(STEPS):
         async_copy.wait_group(STAGES - 2)
         ahead = step + STAGES - 1
         if ahead < STEPS:
-            _fetch(
-                word_ring, scale_ring, x_ring, ahead % STAGES, word_at, scale_at, x_at, is_row,
-                column[None, :], begin + ahead * STEP, IN, CHUNKS, STEP, EVEN,
-            )  # fmt: skip
+            chunk = begin + ahead * STEP
+            _fetch_weights(
+                word_ring, scale_ring, ahead % STAGES, word_at, scale_at, chunk, CHUNKS, STEP, EVEN
+            )
+            _fetch_x(x_ring, ahead % STAGES, x_at, is_row, column[None, :], chunk, IN, STEP, EVEN)
         async_copy.commit_group()
         slot = step % STAGES
         for u in gl.static_range(STEP):

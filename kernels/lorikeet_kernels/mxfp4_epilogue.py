@@ -24,6 +24,14 @@ def matrix_row(row, OUT: gl.constexpr, PAIRING: gl.constexpr):
 
 
 @gluon.jit
+def is_inside(row, OUT: gl.constexpr, PAIRING: gl.constexpr):
+    """Whether a row of tiles is one of the matrix and does not only fill the last tile."""
+    if PAIRING == 0:
+        return row < OUT
+    return (row // 16) * 8 + row % 8 < OUT // 2
+
+
+@gluon.jit
 def _activate(gate, up, alpha, limit, up_offset, HAS_LIMIT: gl.constexpr):
     if HAS_LIMIT:  # comparisons keep a NaN, minimum and maximum may not
         gate = gl.where(gate > limit, limit, gate)
@@ -47,8 +55,9 @@ def finish(
     ROWS: gl.constexpr = acc.shape[0]
     PAIRS: gl.constexpr = acc.shape[1]
     dtype: gl.constexpr = out_ptr.dtype.element_ty
-    row = matrix_row(first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)), OUT, PAIRING)
-    inside = row < OUT
+    tile_row = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    row = matrix_row(tile_row, OUT, PAIRING)
+    inside = is_inside(tile_row, OUT, PAIRING)
     value = acc * factor
     if HAS_BIAS:
         bias = gl.load(bias_ptr + expert * OUT + row, mask=inside, other=0.0).to(gl.float32)
@@ -65,14 +74,17 @@ def finish(
         up = gl.convert_layout(up.reshape([ROWS // 2, PAIRS]), HALF)
         value = gl.convert_layout(_activate(gate, up, alpha, limit, up_offset, HAS_LIMIT).to(dtype), WIDE)
         column = first_row // 2 + gl.arange(0, ROWS // 2, layout=gl.SliceLayout(1, WIDE))
+        stored = column < OUT // 2
         width: gl.constexpr = OUT // 2
     else:
         if HAS_ROUTED:
             routed = gl.load(routed_ptr + pair, mask=is_row, other=0.0)
             value = value * routed[None, :]
         value = gl.convert_layout(value.to(dtype), WIDE)
-        column = matrix_row(first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE)), OUT, PAIRING)
+        wide_row = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
+        column = matrix_row(wide_row, OUT, PAIRING)
+        stored = is_inside(wide_row, OUT, PAIRING)
         width: gl.constexpr = OUT
     to = gl.convert_layout(gl.where(is_row, pair, -1), gl.SliceLayout(0, WIDE))
     at = out_ptr + to.to(gl.int64)[None, :] * width + column[:, None]
-    gl.store(at, value, mask=(to >= 0)[None, :] & (column < width)[:, None])
+    gl.store(at, value, mask=(to >= 0)[None, :] & stored[:, None])

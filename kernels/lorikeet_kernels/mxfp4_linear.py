@@ -40,8 +40,13 @@ def mxfp4_linear(
     topk_weights: torch.Tensor | None = None,
     activation: GatedActivation | None = None,
     delta: torch.Tensor | None = None,
+    weights_first: bool = False,
 ) -> torch.Tensor:
-    """Write every pair's result into `out` and return it; see this module's docstring. GPU only."""
+    """Write every pair's result into `out` and return it; see this module's docstring. GPU only.
+
+    `weights_first` fetches weights while the launch before still runs. Only for the launch right after
+    another of this op over the same `blocks`: that one is past the blocks' making.
+    """
     _check(x, weight, blocks, out, tiles, activation, delta)
     if blocks.capacity == 0:
         return out
@@ -65,7 +70,9 @@ def mxfp4_linear(
         "STEP": tiles.step,
         "STAGES": tiles.stages,
         "WARPS": tiles.num_warps,
+        "PDL": True,
         "num_warps": tiles.num_warps,
+        "launch_pdl": True,
     }
     numbers = (
         2.0**weight.exponent_shift,
@@ -80,7 +87,7 @@ def mxfp4_linear(
         _mxfp4_decode_kernel[(*grid, tiles.splits)](
             out, x, weight.words, weight.scales, bias_arg, routed, unused if delta is None else delta,
             blocks.order, blocks.blocks, num_pairs, *numbers,
-            HAS_DELTA=delta is not None, SPLITS=tiles.splits, **shared,
+            HAS_DELTA=delta is not None, SPLITS=tiles.splits, WEIGHTS_FIRST=weights_first, **shared,
         )  # fmt: skip
         return out
     limited = {} if tiles.max_registers is None else {"maxnreg": tiles.max_registers}

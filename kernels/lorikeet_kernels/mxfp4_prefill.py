@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from lorikeet_kernels.grid_dependency import launch_next_grid, wait_for_grid
 from lorikeet_kernels.mxfp4_dequant import dequantize
 from lorikeet_kernels.mxfp4_epilogue import finish
 
@@ -140,8 +141,11 @@ def _mxfp4_prefill_kernel(
     IN: gl.constexpr, OUT: gl.constexpr, TILES: gl.constexpr, CHUNKS: gl.constexpr, X_DIV: gl.constexpr,
     PAIRING: gl.constexpr, ACTIVATE: gl.constexpr, HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr,
     HAS_ROUTED: gl.constexpr, BLOCK_ROWS: gl.constexpr, ROW_TILES: gl.constexpr, STEP: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr, HALVES: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr, HALVES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        wait_for_grid()
+        launch_next_grid()
     block = gl.program_id(1)
     first = gl.load(blocks_ptr + block * 4)
     count = gl.load(blocks_ptr + block * 4 + 1)

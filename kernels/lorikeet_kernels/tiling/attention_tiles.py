@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-TARGET_PROGRAMS = 528  # four on each of an H200's multiprocessors
+TARGET_PROGRAMS = 256  # about two on each of an H200's multiprocessors
 MIN_SPLIT_TOKENS = 256
 MAX_SPLITS = 64
 
@@ -28,7 +28,7 @@ class PrefillTiles:
     max_registers: int | None = None
 
 
-def select_decode(num_requests: int, kv_heads: int, dim: int, max_tokens: int) -> DecodeTiles:
+def select_decode(num_requests: int, kv_heads: int, dim: int, max_tokens: int, itemsize: int) -> DecodeTiles:
     """Tiles for `num_requests` of up to `max_tokens` keys each; the number of splits is fixed by them."""
     splits = 1
     while (
@@ -37,9 +37,11 @@ def select_decode(num_requests: int, kv_heads: int, dim: int, max_tokens: int) -
         and max_tokens >= 2 * splits * MIN_SPLIT_TOKENS
     ):
         splits *= 2
+    if itemsize > 2:
+        return DecodeTiles(32, splits, 4, 2)
     if dim <= 64:
-        return DecodeTiles(64, splits, 2, 4)
-    return DecodeTiles(64 if dim <= 128 else 32, splits, 4, 3)
+        return DecodeTiles(128, splits, 4, 6)
+    return DecodeTiles(64 if dim <= 128 else 32, splits, 4, 6)
 
 
 def select_prefill(dim: int, group: int, itemsize: int) -> PrefillTiles:
@@ -47,5 +49,5 @@ def select_prefill(dim: int, group: int, itemsize: int) -> PrefillTiles:
     if itemsize > 2 or dim > 128:
         return PrefillTiles(max(64, group), 32, 4, 2)
     if dim <= 64:
-        return PrefillTiles(max(128, group), 128, 8, 3)
-    return PrefillTiles(max(128, group), 64, 8, 3)
+        return PrefillTiles(max(128, group), 64, 8, 6, 128)
+    return PrefillTiles(max(128, group), 64, 8, 3, 128)

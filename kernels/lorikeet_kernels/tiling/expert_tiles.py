@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from lorikeet_kernels.tiling.tile_table import FOLDER, NEAREST
 
-Weights = Literal["bf16", "mxfp4"]
+Weights = Literal["bf16", "fp32", "mxfp4"]
+"""How experts are stored; "bf16" is any 16-bit type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,9 @@ def select_experts(shape: MoeShape, device: str, *, batch_invariant: bool = Fals
 def _rule(shape: MoeShape, rows_per_expert: float) -> MoeTiles:
     if shape.weights == "bf16":
         return _bf16_rule(rows_per_expert)
+    if shape.weights == "fp32":
+        tiles = ExpertTiles("decode", 16, 64, 32, 3, 4)
+        return MoeTiles(tiles, tiles)
     if rows_per_expert <= 6:
         tiles = ExpertTiles("decode", 8, 64, 3, 4, 4)
     elif rows_per_expert <= 16:

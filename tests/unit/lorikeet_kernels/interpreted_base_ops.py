@@ -12,17 +12,19 @@ from typing import Any
 import torch
 from triton.runtime import interpreter
 
+from lorikeet_kernels.attention_inputs import attention_inputs_reference, prepare_heads
 from lorikeet_kernels.attention_metadata import AttentionMetadata
 from lorikeet_kernels.expert_blocks import cut_blocks, expert_blocks_reference
 from lorikeet_kernels.expert_gemm import expert_gemm
 from lorikeet_kernels.expert_linear import expert_linear_reference
-from lorikeet_kernels.gated_activation import GatedActivation, gated_activation_reference
+from lorikeet_kernels.gated_activation import GatedActivation, activate_rows, gated_activation_reference
 from lorikeet_kernels.lora_segments import make_lora_segments
 from lorikeet_kernels.moe_groups import make_moe_groups
 from lorikeet_kernels.moe_sum import moe_sum_parts_reference, moe_sum_reference, sum_pairs, sum_parts
 from lorikeet_kernels.paged_attention import paged_attention_reference
 from lorikeet_kernels.paged_decode import paged_decode
 from lorikeet_kernels.paged_prefill import paged_prefill
+from lorikeet_kernels.rms_norm import norm_rows, rms_norm_reference
 from lorikeet_kernels.testing import TOLERANCE, relative_error
 from lorikeet_kernels.tiling.attention_tiles import DecodeTiles, PrefillTiles
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
@@ -109,6 +111,48 @@ def check_expert_gemm() -> None:
         assert relative_error(whole, expected.float().sum(1)) < 3 * TOLERANCE[dtype]
 
 
+def check_row_ops() -> None:
+    """Norm with and without residual, activation in both row orders, at ragged widths."""
+    for dtype in (torch.float32, torch.float16):
+        for width in (45, 512):
+            x, residual = torch.randn(2, 3, width).to(dtype)
+            weight, out = torch.rand(width).to(dtype), torch.empty_like(x)
+            norm_rows(x, weight, 1e-5, None, out)
+            assert relative_error(out, rms_norm_reference(x, weight, 1e-5)) < TOLERANCE[dtype]
+            kept = residual.clone()
+            norm_rows(x, weight, 1e-5, residual, out)
+            assert relative_error(out, rms_norm_reference(x, weight, 1e-5, kept)) < TOLERANCE[dtype]
+            assert torch.equal(residual, kept)
+        gate_up = torch.randn(3, 2, 1202).to(dtype)
+        gate_up[0, 1, 7] = float("nan")
+        for activation in (GatedActivation(), GatedActivation(1.702, 0.5, 1.0)):
+            for row_order in ("interleaved", "concatenated"):
+                got = activate_rows(gate_up, gate_up.new_empty(3, 2, 601), activation, row_order)
+                expected = gated_activation_reference(gate_up, activation, row_order=row_order)
+                assert torch.equal(got.isnan(), expected.isnan())
+                assert relative_error(got.nan_to_num(), expected.nan_to_num()) < TOLERANCE[dtype]
+
+
+def check_attention_inputs() -> None:
+    """With and without norm and rotation, whole and partial, heads that fill no program."""
+    q_heads, kv_heads, tokens = 6, 2, 5
+    for dtype in (torch.float32, torch.float16):
+        for dim, half, norm in ((16, 8, True), (24, 12, False), (24, 8, True), (16, 0, False)):
+            heads = torch.randn(tokens, q_heads + 2 * kv_heads, dim).to(dtype)
+            weight = torch.rand(q_heads + kv_heads, dim).to(dtype) if norm else None
+            table = torch.randn(9, 2, half) if half else None
+            positions = torch.randint(0, 9, (tokens,)) if half else None
+            slots = torch.tensor([3, 0, 11, 7, 4])
+            settings = {"norm_weight": weight, "eps": 1e-5, "positions": positions, "table": table}
+            caches = [torch.zeros(3, 4, kv_heads, dim, dtype=dtype) for _ in range(4)]
+            mine = heads.clone()
+            got = prepare_heads(mine, caches[0], caches[1], slots, **settings)
+            expected = attention_inputs_reference(heads.clone(), caches[2], caches[3], slots, **settings)
+            for a, b in ((got, expected), (caches[0], caches[2]), (caches[1], caches[3])):
+                assert relative_error(a, b) < TOLERANCE[dtype]
+            assert torch.equal(mine[:, q_heads:], heads[:, q_heads:])
+
+
 BLOCK = 4
 
 
@@ -171,6 +215,8 @@ def check_paged_attention() -> None:
 
 CASES: dict[str, Callable[[], None]] = {
     "expert_blocks": check_expert_blocks,
+    "attention_inputs": check_attention_inputs,
+    "row_ops": check_row_ops,
     "expert_gemm": check_expert_gemm,
     "moe_sum": check_moe_sum,
     "paged_attention": check_paged_attention,
