@@ -26,7 +26,8 @@ def slot_victims(entries: Iterable[AdapterEntry], wanted: AdapterEntry, now_s: f
 def host_victims(entries: Iterable[AdapterEntry], wanted: AdapterEntry, now_s: float) -> list[AdapterEntry]:
     """Revisions whose host copy may go for `wanted`, first choice first.
 
-    A copy whose weights are also in a slot is the last choice: it costs a read once the slot is lost.
+    A copy whose weights are also in a slot goes after one that is of less use, for it costs a read once the
+    slot is lost; but before one that the manager wants, which would be pushed back.
     """
     urgency, _ = wanted.urgency()
     victims = [
@@ -38,7 +39,7 @@ def host_victims(entries: Iterable[AdapterEntry], wanted: AdapterEntry, now_s: f
         and not _needs_host_copy(entry)
         and _may_evict(urgency, entry, ResidencyTier.HOST, now_s)
     ]
-    return sorted(victims, key=lambda entry: (entry.is_active, *_slot_order(entry)))
+    return sorted(victims, key=_host_order)
 
 
 def _needs_host_copy(entry: AdapterEntry) -> bool:
@@ -48,12 +49,21 @@ def _needs_host_copy(entry: AdapterEntry) -> bool:
 
 
 def _may_evict(urgency: Urgency, entry: AdapterEntry, tier: ResidencyTier, now_s: float) -> bool:
-    if urgency <= Urgency.CALL:
+    if urgency is Urgency.REQUEST:
         return True
     is_desired = entry.desired is ResidencyTier.ACTIVE or entry.desired is tier
+    if urgency is Urgency.CALL:
+        # Of two host copies that the manager wants none may push the other out: it would come back as the
+        # next call, and so on for ever.
+        return tier is ResidencyTier.ACTIVE or not is_desired
     if is_desired and not (urgency is Urgency.PINNED and not entry.pinned):
         return False
     return now_s - entry.touched_s >= BACKGROUND_IDLE_S
+
+
+def _host_order(entry: AdapterEntry) -> tuple[bool, bool, bool, float]:
+    is_named, is_desired, touched_s = _slot_order(entry)
+    return is_named, is_desired, entry.is_active, touched_s
 
 
 def _slot_order(entry: AdapterEntry) -> tuple[bool, bool, float]:

@@ -1,6 +1,5 @@
 """Residency on fakes: tiers, leases, eviction, and everything happening at the wrong moment."""
 
-
 import pytest
 
 from inference_service.domain.adapter import ResidencyTier
@@ -119,6 +118,27 @@ def test_host_copy_goes_oldest_first_and_pool_is_never_exceeded() -> None:
         rig.add(make_request(f"{digest}{rig.now_s}", digest=digest))
         rig.run()
     assert rig.residency.stats().host_used_bytes <= 300
+
+
+def test_host_copies_that_the_manager_wants_do_not_push_each_other_out() -> None:
+    """A call takes the room of what nobody wants, and ends where there is none; a request finds some."""
+    rig, (a, b, c, d, used) = with_adapters(5, host_bytes=300, residency=ResidencyConfig(max_wait_s=5))
+    rig.add(make_request("used", digest=used))
+    rig.run()
+    ends = {digest: load(rig, digest, HOST) for digest in (a, b, c)}
+    rig.turn()
+    for _ in range(10):
+        rig.turn(seconds=0.1)
+    assert [tier(rig, digest) for digest in (a, b, c)] == [HOST, HOST, HOST]
+    ends[d] = load(rig, d, HOST)
+    for _ in range(60):
+        rig.turn(seconds=0.1)
+    assert rig.pool.reads == [used, a, b, c]
+    assert [ends[digest][0].tier for digest in (a, b, c)] == [HOST, HOST, HOST]
+    assert ends[d][0].reason == "ADAPTER_UNAVAILABLE"
+    rig.add(make_request("after", digest=d))
+    rig.run()
+    assert rig.finish("after").reason is FinishReason.LENGTH
 
 
 def test_arena_bytes_bound_what_is_active() -> None:
