@@ -13,11 +13,13 @@ from adapter_manager.infra import node_messages
 from adapter_manager.ports import LoadOrder
 from lorikeet.inference.v1 import inference_service_pb2_grpc, model_pb2
 from lorikeet.residency.v1 import residency_pb2, residency_service_pb2_grpc
-from lorikeet_rpc.channel import ClientTls, open_channel
+from lorikeet_rpc.channel import ClientTls, Ping, open_channel
 from lorikeet_rpc.errors import from_rpc_error
 
 _CALL_TIMEOUT_S = 10.0
 _SYNC_TIMEOUT_S = 60.0
+# Sooner than clients: while a connection is dead without knowing it, its node learns of no change.
+_PING = Ping(every_s=10.0, timeout_s=5.0)
 
 
 class GrpcNodeClient:
@@ -25,7 +27,7 @@ class GrpcNodeClient:
 
     def __init__(self, address: str, token: str, tls: ClientTls | None = None) -> None:
         self.address = address
-        self._channel = open_channel(address, token=token or None, tls=tls, aio=True)
+        self._channel = open_channel(address, token=token or None, tls=tls, ping=_PING, aio=True)
         self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
         self._residency = residency_service_pb2_grpc.ResidencyServiceStub(self._channel)
 

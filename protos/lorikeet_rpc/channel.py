@@ -10,9 +10,6 @@ import grpc.aio
 
 # Message limits stay at gRPC's defaults (4 MiB): servers must work with clients that know no options.
 _OPTIONS: Sequence[tuple[str, int]] = (
-    # A dead peer or a NAT that forgot us shows within 40 s, even while a long prefill sends nothing.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     # Between calls too, so that the next call does not start on a dead connection.
     ("grpc.keepalive_permit_without_calls", 1),
     # The default stops pinging after two pings without data: a request waiting for its adapter sends none.
@@ -39,16 +36,46 @@ class ClientTls:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """How often an open connection is tried, and how long an answer may take.
+
+    A dead peer or a NAT that forgot us shows within the sum, even while a long prefill sends nothing. Servers
+    refuse pings that come more often than every 5 s.
+    """
+
+    every_s: float = 30.0
+    timeout_s: float = 10.0
+
+
+DEFAULT_PING = Ping()
+
+
 @overload
 def open_channel(
-    target: str, *, token: str | None = None, tls: ClientTls | None = None, aio: Literal[True]
+    target: str,
+    *,
+    token: str | None = None,
+    tls: ClientTls | None = None,
+    ping: Ping = ...,
+    aio: Literal[True],
 ) -> grpc.aio.Channel: ...
 @overload
 def open_channel(
-    target: str, *, token: str | None = None, tls: ClientTls | None = None, aio: Literal[False]
+    target: str,
+    *,
+    token: str | None = None,
+    tls: ClientTls | None = None,
+    ping: Ping = ...,
+    aio: Literal[False],
 ) -> grpc.Channel: ...
 def open_channel(
-    target: str, *, token: str | None = None, tls: ClientTls | None = None, aio: bool
+    target: str,
+    *,
+    token: str | None = None,
+    tls: ClientTls | None = None,
+    ping: Ping = DEFAULT_PING,
+    aio: bool,
 ) -> grpc.aio.Channel | grpc.Channel:
     """Open a channel; connects on the first call. The caller closes it.
 
@@ -57,19 +84,27 @@ def open_channel(
         token: sent as `authorization: Bearer` on each call. Without `tls` it travels in clear text, so use
             that on loopback or a trusted network only.
         tls: None for plain text.
+        ping: how soon a dead connection shows.
         aio: a grpc.aio channel (call inside the running loop) or a blocking one.
     """
+    options = (
+        *_OPTIONS,
+        ("grpc.keepalive_time_ms", round(ping.every_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(ping.timeout_s * 1000)),
+        # Measured with grpcio 1.85: this one decides, and its default of a minute hides the one before it.
+        ("grpc.http2.ping_timeout_ms", round(ping.timeout_s * 1000)),
+    )
     if aio:
         channel = (
-            grpc.aio.secure_channel(target, tls.credentials(), options=_OPTIONS)
+            grpc.aio.secure_channel(target, tls.credentials(), options=options)
             if tls
-            else grpc.aio.insecure_channel(target, options=_OPTIONS)
+            else grpc.aio.insecure_channel(target, options=options)
         )
         return _TokenChannel(channel, _bearer(token)) if token else channel
     blocking = (
-        grpc.secure_channel(target, tls.credentials(), options=_OPTIONS)
+        grpc.secure_channel(target, tls.credentials(), options=options)
         if tls
-        else grpc.insecure_channel(target, options=_OPTIONS)
+        else grpc.insecure_channel(target, options=options)
     )
     return grpc.intercept_channel(blocking, _TokenInterceptor(_bearer(token))) if token else blocking
 

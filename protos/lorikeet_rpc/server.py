@@ -207,5 +207,6 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         # A client whose machine vanished sends no FIN: without our pings its stream would run to max_tokens.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),  # see lorikeet_rpc.channel: without it a minute
         ("grpc.http2.max_pings_without_data", 0),
     ]
