@@ -1,5 +1,6 @@
 """Staged uploads: resumed where they broke, taken over, refused by name, never outside their directory."""
 
+import errno
 import hashlib
 import json
 import os
@@ -337,3 +338,48 @@ def test_what_a_crash_left_half_made_is_cleared(tmp_path: Path) -> None:
     (tmp_path / "staging" / "x" / "files").mkdir(parents=True)
     UploadStaging(tmp_path / "staging")
     assert files_below(tmp_path / "staging") == set()
+
+
+def test_a_restart_keeps_what_was_received_and_drops_half_written_payloads(
+    tmp_path: Path, contents: dict[str, bytes]
+) -> None:
+    """A payload is built anew from the received files; its former bytes are of no use."""
+    staging = UploadStaging(tmp_path / "staging")
+    session = staging.open("t", "a", "r", announced(contents))
+    send(session, contents)
+    (directory,) = (tmp_path / "staging").iterdir()
+    (directory / "payload-0123").write_bytes(b"half")
+    later = UploadStaging(tmp_path / "staging")
+    assert not list(directory.glob("payload-*"))
+    assert later.received_bytes("t", "a", "r") == {name: len(data) for name, data in contents.items()}
+
+
+def test_a_completed_upload_is_discarded_unless_a_stream_holds_it(
+    tmp_path: Path, contents: dict[str, bytes]
+) -> None:
+    """Its process died before its own cleaning up; the room is given back too."""
+    staging = UploadStaging(tmp_path / "staging")
+    session = staging.open("t", "a", "r", announced(contents))
+    send(session, contents)
+    staging.discard("t", "a", "r")
+    assert staging.received_bytes("t", "a", "r")
+    session.release()
+    staging.discard("t", "a", "r")
+    with pytest.raises(UploadNotFoundError):
+        staging.received_bytes("t", "a", "r")
+    assert not list((tmp_path / "staging").iterdir())
+
+
+def test_a_disk_that_takes_no_upload_is_named(
+    staging: UploadStaging, contents: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Already at its announcement; nothing of it stays."""
+
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(LimitExceededError, match="No space left") as caught:
+        staging.open("t", "a", "r", announced(contents))
+    assert caught.value.retry_after_s
+    assert not list((tmp_path / "staging").iterdir())
