@@ -1,39 +1,45 @@
 """The HTTP endpoint that Prometheus and routers scrape."""
 
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import structlog
 from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
 
 from lorikeet_rpc.server import ListenError
 
-# A peer that connects and says nothing is dropped after this.
-_IDLE_S = 10.0
 _MAX_PORT = 65_535
 _KEPT = "escaping=allow-utf-8"
+
+log = structlog.get_logger()
 
 
 class MetricsEndpoint:
     """Serves a registry at `http://host:port/metrics`, on threads of its own; port 0 picks one.
+
+    A peer that connects and then says or takes nothing for `idle_s` is dropped.
 
     Raises:
         ValueError: the address is not host:port.
         ListenError: it cannot be listened on.
     """
 
-    def __init__(self, address: str, registry: CollectorRegistry) -> None:
+    def __init__(self, address: str, registry: CollectorRegistry, *, idle_s: float = 10.0) -> None:
         host, port = split_address(address)
         # When a counter was born doubles the number of series and is of use to few.
         disable_created_metrics()
-        server_class = _Server6 if ":" in host else _Server
+        server_class: type[_Server] = _Server6 if ":" in host else _Server
         app = _keeping_names(make_wsgi_app(registry))
         try:
             self._server = make_server(host, port, app, server_class, _Handler)
         except OSError as error:
             raise ListenError(f"cannot serve metrics on {address!r}: {error.strerror or error}") from error
+        self._server.idle_s = idle_s
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.port: int = self._server.server_port
@@ -55,6 +61,18 @@ def split_address(address: str) -> tuple[str, int]:
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    idle_s = 10.0
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection that may not be idle for ever."""
+        connection, peer = super().get_request()
+        connection.settimeout(self.idle_s)
+        return connection, peer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (as the base has them)
+        """Peers come and go; the base would print each one's traceback between the log's lines."""
+        if not isinstance(sys.exception(), OSError):
+            log.error("metrics.scrape_failed", exc_info=True)
 
 
 class _Server6(_Server):
@@ -62,8 +80,6 @@ class _Server6(_Server):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _IDLE_S  # pyright: ignore[reportAssignmentType]
-
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base's own name)
         """Say nothing: stderr is for log events."""
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import re
+import socket
+import struct
 import time
+import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -54,6 +57,27 @@ def test_a_port_that_is_taken_is_named() -> None:
         first.close()
     assert split_address("[::1]:9400") == ("::1", 9400)
     assert split_address("::1:9400") == ("::1", 9400)
+
+
+def test_peers_that_vanish_leave_no_trace(capfd: pytest.CaptureFixture[str]) -> None:
+    """One says nothing, one leaves in the middle of its request, one resets: all are dropped, in silence."""
+    endpoint = MetricsEndpoint("127.0.0.1:0", CollectorRegistry(), idle_s=0.1)
+    address = ("127.0.0.1", endpoint.port)
+    try:
+        silent = socket.create_connection(address, timeout=30)
+        silent.sendall(b"GET /met")
+        with socket.create_connection(address, timeout=30) as leaving:
+            leaving.sendall(b"GET /metrics HTTP/1.1\r\n")
+        with socket.create_connection(address, timeout=30) as resetting:
+            resetting.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            resetting.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert silent.recv(1) == b"", "dropped"
+        silent.close()
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=30) as answer:
+            assert answer.status == 200
+    finally:
+        endpoint.close()
+    assert capfd.readouterr() == ("", "")
 
 
 async def test_a_snapshot_is_fresh_where_the_loop_answers() -> None:
