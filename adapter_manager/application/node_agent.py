@@ -284,7 +284,7 @@ class NodeAgent:
 
     def _answer_demand(self, demand: Demanded) -> None:
         if demand.digest not in _ready(self._mirror.view):
-            log.info("residency.demand_refused", node=self.address, digest=demand.digest)
+            log.warning("residency.demand_refused", node=self.address, digest=demand.digest)
             return
         log.info(
             "residency.demanded",

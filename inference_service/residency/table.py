@@ -16,7 +16,8 @@ from inference_service.residency.entry import AdapterEntry
 from inference_service.residency.load_stats import LoadStats
 from lorikeet_contract.status import ServiceError
 
-_MAX_RETRY_S = 300.0
+# Bounds how long after its files were mended an adapter still fails.
+_MAX_RETRY_S = 30.0
 
 
 class AdapterTable:
