@@ -71,8 +71,9 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (as the base has them)
         """Peers come and go; the base would print each one's traceback between the log's lines."""
-        if not isinstance(sys.exception(), OSError):
-            log.error("metrics.scrape_failed", exc_info=True)
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("metrics.scrape_failed", exc_info=error)
 
 
 class _Server6(_Server):
