@@ -8,6 +8,7 @@ from inference_service.layers.attention import Attention
 from inference_service.layers.batch import ForwardBatch, LoraBatch
 from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.embedding import Embedding
+from inference_service.layers.latent_attention import LatentAttention
 from inference_service.layers.linear import Linear
 from inference_service.layers.moe import Moe
 from inference_service.layers.norm import RmsNorm
@@ -17,7 +18,11 @@ class DecoderLayer:
     """Norm, attention, norm, MLP, with the residual carried beside."""
 
     def __init__(
-        self, input_norm: RmsNorm, attention: Attention, mlp_norm: RmsNorm, mlp: DenseMlp | Moe
+        self,
+        input_norm: RmsNorm,
+        attention: Attention | LatentAttention,
+        mlp_norm: RmsNorm,
+        mlp: DenseMlp | Moe,
     ) -> None:
         self.input_norm = input_norm
         self.attention = attention
@@ -26,28 +31,46 @@ class DecoderLayer:
 
 
 class Decoder:
-    """The whole model. Holds weights only; the cache and the batch are passed in."""
+    """The whole model. Holds weights only; the cache and the batch are passed in.
+
+    The factors multiply the embedding, what each half of a layer adds to the residual, and the logits.
+    """
 
     def __init__(
-        self, embed: Embedding, layers: Sequence[DecoderLayer], final_norm: RmsNorm, lm_head: Linear
+        self,
+        embed: Embedding,
+        layers: Sequence[DecoderLayer],
+        final_norm: RmsNorm,
+        lm_head: Linear,
+        *,
+        embedding_factor: float = 1.0,
+        residual_factor: float = 1.0,
+        logits_factor: float = 1.0,
     ) -> None:
         self.embed = embed
         self.layers = tuple(layers)
         self.final_norm = final_norm
         self.lm_head = lm_head
+        self.embedding_factor = embedding_factor
+        self.residual_factor = residual_factor
+        self.logits_factor = logits_factor
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the final hidden states [T, H]; the batch's keys and values are in the cache afterwards."""
         lora = batch.lora
-        residual = self.embed(batch.token_ids, lora)
+        residual = _scaled(self.embed(batch.token_ids, lora), self.embedding_factor)
         x: torch.Tensor | None = None
         for layer, cache in zip(self.layers, batch.cache, strict=True):
             # The first layer's input is the residual itself; later ones add the layer before in the norm.
             h = layer.input_norm(residual) if x is None else layer.input_norm(x, residual)
-            h = layer.attention(h, batch, cache)
-            x = layer.mlp(layer.mlp_norm(h, residual), lora)
+            h = _scaled(layer.attention(h, batch, cache), self.residual_factor)
+            x = _scaled(layer.mlp(layer.mlp_norm(h, residual), lora), self.residual_factor)
         return self.final_norm(residual) if x is None else self.final_norm(x, residual)
 
     def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """Logits [N, V] of `hidden` [N, H], rows picked from `forward`; `lora` describes those rows."""
-        return self.lm_head(hidden, lora)
+        return _scaled(self.lm_head(hidden, lora), self.logits_factor)
+
+
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x if factor == 1.0 else x.mul_(factor)

@@ -1,5 +1,6 @@
 """Model families: from a Hugging Face directory to a decoder, its LoRA schema and its identity."""
 
+from inference_service.models.attention_spec import AnyAttentionSpec
 from inference_service.models.config import GenerationDefaults
 from inference_service.models.errors import CheckpointError, ModelConfigError, ModelError
 from inference_service.models.loader import (
@@ -10,10 +11,9 @@ from inference_service.models.loader import (
     load_model,
 )
 from inference_service.models.parameter_bytes import parameter_bytes
-from inference_service.models.spec import AttentionSpec
 
 __all__ = [
-    "AttentionSpec",
+    "AnyAttentionSpec",
     "CheckpointError",
     "GenerationDefaults",
     "LoadedModel",

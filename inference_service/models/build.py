@@ -30,12 +30,20 @@ from inference_service.models.attention_spec import (
     PairwiseRotarySpec,
     ProjectionNormSpec,
     QueryTemperatureSpec,
+    UnitNormSpec,
 )
 from inference_service.models.checkpoint import WeightSource
 from inference_service.models.expert_weights import laid_out_for, read_expert_linear, row_order_name
 from inference_service.models.linear_spec import LinearSpec, SiteSpec
 from inference_service.models.routing_rule import routing_rule
-from inference_service.models.spec import DenseMlpSpec, ExpertsSpec, LayerSpec, ModelSpec, MoeSpec, SharedExpertSpec
+from inference_service.models.spec import (
+    DenseMlpSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    MoeSpec,
+    SharedExpertSpec,
+)
 
 
 class ModelBuilder:

@@ -3,6 +3,7 @@
 from inference_service.models import standard_parts
 from inference_service.models.config import ConfigReader
 from inference_service.models.errors import ModelConfigError
+from inference_service.models.linear_spec import SiteSpec
 from inference_service.models.rope_config import read_rope
 from inference_service.models.spec import (
     ExpertLinearSpec,
@@ -12,7 +13,6 @@ from inference_service.models.spec import (
     ModelSpec,
     MoeSpec,
     Mxfp4Weights,
-    SiteSpec,
     SoftmaxRouting,
 )
 from lorikeet_contract.schema import ParameterLayout, RowOrder

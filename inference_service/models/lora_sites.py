@@ -2,14 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from inference_service.models.spec import (
-    DenseMlpSpec,
-    ExpertsSpec,
-    LayerSpec,
-    LinearSpec,
-    ModelSpec,
-    Module,
-)
+from inference_service.models.linear_spec import LinearSpec, Module
+from inference_service.models.spec import ExpertsSpec, LayerSpec, ModelSpec
 from lorikeet_contract.schema import LoraSchema, LoraSite, SiteKind, SiteSlice
 
 StoredWeight = Callable[[str], tuple[str, str]]
@@ -47,14 +41,10 @@ def site_indices(schema: LoraSchema) -> dict[str, int]:
 
 
 def _layer_sites(index: int, layer: LayerSpec) -> Iterator[LoraSite]:
-    yield from _linear_sites(index, layer.attention.qkv)
-    yield from _linear_sites(index, layer.attention.o)
-    if isinstance(layer.mlp, DenseMlpSpec):
-        yield from _linear_sites(index, layer.mlp.gate_up)
-        yield from _linear_sites(index, layer.mlp.down)
-    else:
-        yield from _linear_sites(index, layer.mlp.router)
-        yield from _expert_sites(index, layer.mlp.experts)
+    for linear in layer.linears:
+        yield from _linear_sites(index, linear)
+    if layer.experts is not None:
+        yield from _expert_sites(index, layer.experts)
 
 
 def _linear_sites(layer: int, spec: LinearSpec) -> Iterator[LoraSite]:

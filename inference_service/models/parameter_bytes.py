@@ -2,14 +2,8 @@
 
 import torch
 
-from inference_service.models.spec import (
-    DenseMlpSpec,
-    ExpertLinearSpec,
-    LayerSpec,
-    LinearSpec,
-    ModelSpec,
-    Mxfp4Weights,
-)
+from inference_service.models.linear_spec import LinearSpec
+from inference_service.models.spec import ExpertLinearSpec, LayerSpec, ModelSpec, Mxfp4Weights
 from lorikeet_kernels.mxfp4 import BLOCK
 
 # A block of MXFP4 is 16 bytes of elements and one of scale.
@@ -24,15 +18,10 @@ def parameter_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
 
 
 def _layer(layer: LayerSpec, itemsize: int) -> int:
-    linears = [layer.attention.qkv, layer.attention.o]
     experts = 0
-    if isinstance(layer.mlp, DenseMlpSpec):
-        linears += [layer.mlp.gate_up, layer.mlp.down]
-    else:
-        linears.append(layer.mlp.router)
-        of = layer.mlp.experts
+    if (of := layer.experts) is not None:
         experts = of.num_experts * sum(_expert(linear, itemsize) for linear in (of.gate_up, of.down))
-    return experts + itemsize * sum(_elements(linear) for linear in linears)
+    return experts + itemsize * sum(_elements(linear) for linear in layer.linears)
 
 
 def _elements(spec: LinearSpec) -> int:

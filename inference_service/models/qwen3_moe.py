@@ -50,21 +50,12 @@ def _layer(
 
 
 def _mlp(config: ConfigReader, prefix: str, index: int, hidden_size: int) -> DenseMlpSpec | MoeSpec:
-    # Transformers 5 writes num_local_experts, its forerunners num_experts.
-    field = "num_local_experts" if "num_local_experts" in config.fields else "num_experts"
-    num_experts = config.integer(field, minimum=0)
-    is_sparse = (
-        num_experts > 0
-        and index not in config.integers("mlp_only_layers", ())
-        and (index + 1) % config.integer("decoder_sparse_step", 1) == 0
-    )
-    if not is_sparse:
+    num_experts = standard_parts.expert_count(config, minimum=0)
+    if not standard_parts.is_sparse(config, index, num_experts):
         return standard_parts.dense_mlp(
             prefix, hidden_size=hidden_size, intermediate_size=config.integer("intermediate_size")
         )
-    top_k = config.integer("num_experts_per_tok")
-    if top_k > num_experts:
-        raise config.fail("num_experts_per_tok", f"at most num_experts, {num_experts}")
+    top_k = standard_parts.experts_per_token(config, num_experts)
     return MoeSpec(
         router=standard_parts.single("router", f"{prefix}.gate", hidden_size, num_experts),
         routing=SoftmaxRouting(top_k, renormalize=config.boolean("norm_topk_prob", default=False)),

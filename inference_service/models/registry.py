@@ -3,7 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inference_service.models import gpt_oss, qwen3_moe
+from inference_service.models import (
+    deepseek_v2,
+    deepseek_v3,
+    gpt_oss,
+    granitemoe,
+    llama,
+    llama4,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
 from inference_service.models.config import ConfigReader
 from inference_service.models.errors import ModelConfigError
 from inference_service.models.spec import ModelSpec
@@ -22,6 +34,15 @@ class Family:
 FAMILIES = (
     Family(qwen3_moe.ARCHITECTURES, qwen3_moe.MODEL_TYPES, qwen3_moe.declare),
     Family(gpt_oss.ARCHITECTURES, gpt_oss.MODEL_TYPES, gpt_oss.declare, gpt_oss.QUANTIZATIONS),
+    Family(mixtral.ARCHITECTURES, mixtral.MODEL_TYPES, mixtral.declare),
+    Family(llama.ARCHITECTURES, llama.MODEL_TYPES, llama.declare),
+    Family(qwen3.ARCHITECTURES, qwen3.MODEL_TYPES, qwen3.declare),
+    Family(olmoe.ARCHITECTURES, olmoe.MODEL_TYPES, olmoe.declare),
+    Family(qwen2_moe.ARCHITECTURES, qwen2_moe.MODEL_TYPES, qwen2_moe.declare),
+    Family(granitemoe.ARCHITECTURES, granitemoe.MODEL_TYPES, granitemoe.declare),
+    Family(llama4.ARCHITECTURES, llama4.MODEL_TYPES, llama4.declare),
+    Family(deepseek_v3.ARCHITECTURES, deepseek_v3.MODEL_TYPES, deepseek_v3.declare),
+    Family(deepseek_v2.ARCHITECTURES, deepseek_v2.MODEL_TYPES, deepseek_v2.declare),
 )
 
 

@@ -6,69 +6,10 @@ A family's file turns a config into a ModelSpec; `build.py` turns that and a che
 
 from dataclasses import dataclass
 
-from inference_service.layers.rope import RopeParameters
+from inference_service.models.attention_spec import AnyAttentionSpec
+from inference_service.models.linear_spec import LinearSpec, Module, SiteSpec
 from lorikeet_contract.schema import ParameterLayout, RowOrder
 from lorikeet_kernels.gated_activation import SILU, GatedActivation
-
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """A checkpoint module whose rows are a slice of a projection.
-
-    `path` names its weight ("<path>.weight", and "<path>.bias") and its LoRA; `aliases` are further paths
-    that a LoRA file may use. For experts, "{expert}" stands for the expert's index.
-    """
-
-    name: str
-    path: str
-    out_features: int
-    aliases: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SiteSpec:
-    """A LoRA site: its key and the modules whose rows it covers, one, or gate and up."""
-
-    key: str
-    modules: tuple[Module, ...]
-
-    @property
-    def out_features(self) -> int:
-        """Rows of all modules."""
-        return sum(m.out_features for m in self.modules)
-
-
-@dataclass(frozen=True, slots=True)
-class LinearSpec:
-    """A projection, its sites side by side in its columns."""
-
-    in_features: int
-    sites: tuple[SiteSpec, ...]
-    has_bias: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNormSpec:
-    """Names of the head norms' weights [D]."""
-
-    q_weight: str
-    k_weight: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """Attention over q, k, v as one projection. `scale` multiplies the scores, `sinks` names a weight."""
-
-    qkv: LinearSpec
-    o: LinearSpec
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    rope: RopeParameters | None
-    head_norm: HeadNormSpec | None = None
-    window: int | None = None
-    sinks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +19,11 @@ class DenseMlpSpec:
     gate_up: LinearSpec
     down: LinearSpec
 
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """All projections."""
+        return (self.gate_up, self.down)
+
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxRouting:
@@ -85,6 +31,38 @@ class SoftmaxRouting:
 
     top_k: int
     renormalize: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedSoftmaxRouting:
+    """Softmax over the experts; the top_k largest within the groups of the largest members; times `scale`."""
+
+    top_k: int
+    num_groups: int
+    top_k_groups: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class SigmoidRouting:
+    """The top_k largest logits, each weighted by its own sigmoid."""
+
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedSigmoidRouting:
+    """Sigmoid scores; chosen within the best groups by score plus the weight `correction_bias` [E]."""
+
+    top_k: int
+    num_groups: int
+    top_k_groups: int
+    renormalize: bool
+    scale: float
+    correction_bias: str
+
+
+Routing = SoftmaxRouting | GroupedSoftmaxRouting | SigmoidRouting | GroupedSigmoidRouting
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +117,32 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpertSpec:
+    """An MLP for every token beside the routed experts; times the sigmoid of `gate`'s one output, if any."""
+
+    mlp: DenseMlpSpec
+    gate: LinearSpec | None = None
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """All projections."""
+        return self.mlp.linears if self.gate is None else (*self.mlp.linears, self.gate)
+
+
+@dataclass(frozen=True, slots=True)
 class MoeSpec:
-    """Router, its rule, and the experts."""
+    """Router, its rule, and the experts. `scales_input`: weights multiply the experts' input, not output."""
 
     router: LinearSpec
-    routing: SoftmaxRouting
+    routing: Routing
     experts: ExpertsSpec
+    shared: SharedExpertSpec | None = None
+    scales_input: bool = False
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """All projections but the routed experts'."""
+        return (self.router,) if self.shared is None else (self.router, *self.shared.linears)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +150,28 @@ class LayerSpec:
     """One decoder layer; norms are weight names [H]."""
 
     input_norm: str
-    attention: AttentionSpec
+    attention: AnyAttentionSpec
     mlp_norm: str
     mlp: DenseMlpSpec | MoeSpec
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """All projections but the routed experts', in the order of their LoRA sites."""
+        return (*self.attention.linears, *self.mlp.linears)
+
+    @property
+    def experts(self) -> ExpertsSpec | None:
+        """The routed experts; their sites follow the others."""
+        return self.mlp.experts if isinstance(self.mlp, MoeSpec) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """What the embedding, each layer's two updates of the residual, and the logits are multiplied by."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +189,4 @@ class ModelSpec:
     lm_head: Module
     lm_head_weight: str
     ignored_weights: tuple[str, ...] = ()
+    multipliers: Multipliers = Multipliers()

@@ -1,24 +1,84 @@
 """Specs of the parts that most families name as Llama did; a family's file composes them."""
 
 from inference_service.layers.rope import RopeParameters
-from inference_service.models.config import ConfigReader
-from inference_service.models.spec import (
+from inference_service.models.attention_spec import (
+    AnyAttentionSpec,
     AttentionSpec,
+    HeadNormSpec,
+    HeadStepSpec,
+)
+from inference_service.models.config import ConfigReader
+from inference_service.models.linear_spec import LinearSpec, Module, SiteSpec
+from inference_service.models.spec import (
     DenseMlpSpec,
     ExpertLinearSpec,
     ExpertsSpec,
-    HeadNormSpec,
     LayerSpec,
-    LinearSpec,
     ModelSpec,
-    Module,
-    SiteSpec,
+    MoeSpec,
+    Multipliers,
 )
 
+NO_MULTIPLIERS = Multipliers()
+# The same count under the names of one family or another, and as transformers 5 writes it for all of them.
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
-def single(key: str, path: str, in_features: int, out_features: int, *, bias: bool = False) -> LinearSpec:
+
+def single(
+    key: str,
+    path: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool = False,
+    aliases: tuple[str, ...] = (),
+) -> LinearSpec:
     """A projection of one module that is one site."""
-    return LinearSpec(in_features, (SiteSpec(key, (Module(key, path, out_features),)),), bias)
+    return LinearSpec(in_features, (SiteSpec(key, (Module(key, path, out_features, aliases),)),), bias)
+
+
+def layer_prefix(index: int) -> str:
+    """Where a layer's tensors lie."""
+    return f"model.layers.{index}"
+
+
+def layer(index: int, attention: AnyAttentionSpec, mlp: DenseMlpSpec | MoeSpec) -> LayerSpec:
+    """A layer whose norms are named as usual."""
+    prefix = layer_prefix(index)
+    return LayerSpec(
+        input_norm=f"{prefix}.input_layernorm.weight",
+        attention=attention,
+        mlp_norm=f"{prefix}.post_attention_layernorm.weight",
+        mlp=mlp,
+    )
+
+
+def head_dim(config: ConfigReader) -> int:
+    """`head_dim`, or the hidden size shared out between the heads."""
+    return config.integer("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"))
+
+
+def expert_count(config: ConfigReader, *, minimum: int = 1) -> int:
+    """The number of routed experts."""
+    known = next((name for name in _EXPERT_COUNTS if name in config.fields), _EXPERT_COUNTS[0])
+    return config.integer(known, minimum=minimum)
+
+
+def is_sparse(config: ConfigReader, index: int, num_experts: int) -> bool:
+    """Whether a layer has experts, by `decoder_sparse_step` and `mlp_only_layers`."""
+    return (
+        num_experts > 0
+        and index not in config.integers("mlp_only_layers", ())
+        and (index + 1) % config.integer("decoder_sparse_step", 1) == 0
+    )
+
+
+def experts_per_token(config: ConfigReader, num_experts: int) -> int:
+    """`num_experts_per_tok`, refused where it is more than there are."""
+    top_k = config.integer("num_experts_per_tok")
+    if top_k > num_experts:
+        raise config.fail("num_experts_per_tok", f"at most num_experts, {num_experts}")
+    return top_k
 
 
 def attention(
@@ -32,7 +92,10 @@ def attention(
     bias: bool = False,
     output_bias: bool = False,
     head_norm: bool = False,
+    head_steps: tuple[HeadStepSpec, ...] = (),
+    scale: float | None = None,
     window: int | None = None,
+    chunk: int | None = None,
     sinks: bool = False,
 ) -> AttentionSpec:
     """`<prefix>.{q,k,v,o}_proj`, `{q,k}_norm` where `head_norm` and `sinks` where `sinks`."""
@@ -47,21 +110,57 @@ def attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        scale=head_dim**-0.5,
+        scale=head_dim**-0.5 if scale is None else scale,
         rope=rope,
         head_norm=norms if head_norm else None,
+        head_steps=head_steps,
         window=window,
+        chunk=chunk,
         sinks=f"{prefix}.sinks" if sinks else None,
     )
 
 
-def dense_mlp(prefix: str, *, hidden_size: int, intermediate_size: int) -> DenseMlpSpec:
-    """`<prefix>.{gate,up,down}_proj`."""
+def configured_attention(
+    config: ConfigReader,
+    prefix: str,
+    *,
+    rope: RopeParameters | None,
+    bias: bool,
+    output_bias: bool,
+    head_norm: bool = False,
+    head_steps: tuple[HeadStepSpec, ...] = (),
+    scale: float | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> AttentionSpec:
+    """`attention` with the sizes that the config gives under their usual names."""
+    num_heads = config.integer("num_attention_heads")
+    return attention(
+        prefix,
+        hidden_size=config.integer("hidden_size"),
+        num_heads=num_heads,
+        num_kv_heads=config.integer("num_key_value_heads", num_heads),
+        head_dim=head_dim(config),
+        rope=rope,
+        bias=bias,
+        output_bias=output_bias,
+        head_norm=head_norm,
+        head_steps=head_steps,
+        scale=scale,
+        window=window,
+        chunk=chunk,
+    )
+
+
+def dense_mlp(
+    prefix: str, *, hidden_size: int, intermediate_size: int, key: str = "mlp", bias: bool = False
+) -> DenseMlpSpec:
+    """`<prefix>.{gate,up,down}_proj`; the sites are `<key>_gate_up` and `<key>_down`."""
     gate = Module("gate", f"{prefix}.gate_proj", intermediate_size)
     up = Module("up", f"{prefix}.up_proj", intermediate_size)
     return DenseMlpSpec(
-        gate_up=LinearSpec(hidden_size, (SiteSpec("mlp_gate_up", (gate, up)),)),
-        down=single("mlp_down", f"{prefix}.down_proj", intermediate_size, hidden_size),
+        gate_up=LinearSpec(hidden_size, (SiteSpec(f"{key}_gate_up", (gate, up)),), bias),
+        down=single(f"{key}_down", f"{prefix}.down_proj", intermediate_size, hidden_size, bias=bias),
     )
 
 
@@ -92,7 +191,13 @@ def experts(
     )
 
 
-def decoder(config: ConfigReader, layers: tuple[LayerSpec, ...], *, tied_by_default: bool) -> ModelSpec:
+def decoder(
+    config: ConfigReader,
+    layers: tuple[LayerSpec, ...],
+    *,
+    tied_by_default: bool,
+    multipliers: Multipliers = NO_MULTIPLIERS,
+) -> ModelSpec:
     """Embedding, final norm and head around `layers`, named as usual."""
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
     tied = config.boolean("tie_word_embeddings", tied_by_default)
@@ -109,4 +214,5 @@ def decoder(config: ConfigReader, layers: tuple[LayerSpec, ...], *, tied_by_defa
         lm_head_weight="model.embed_tokens.weight" if tied else "lm_head.weight",
         # A tied checkpoint may hold the head all the same; transformers ties over it.
         ignored_weights=("lm_head.weight",) if tied else (),
+        multipliers=multipliers,
     )

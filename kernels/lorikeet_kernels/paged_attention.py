@@ -63,7 +63,7 @@ def _first_visible(position: int, window: int | None, chunk: int | None) -> int:
 def _hidden(
     num_queries: int, first: int, length: int, window: int | None, chunk: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Which keys from position `first` on each of the last queries does not see, [N, S]; None: it sees all."""
+    """Which keys, from position `first` on, each query does not see, [N, S]; None: it sees all."""
     if num_queries == 1 and window is None and chunk is None:
         return None
     queries = torch.arange(length - num_queries, length, device=device)[:, None]

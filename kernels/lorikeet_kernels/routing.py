@@ -48,20 +48,38 @@ def route_sigmoid_grouped_reference(
     biased = scores + correction_bias.to(torch.float32)
     grouped = biased.view(num_tokens, num_groups, num_experts // num_groups)
     group_scores = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
-    _, chosen = _largest(group_scores, top_k_groups)
-    allowed = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, chosen, value=True)
-    masked = grouped.masked_fill(~allowed[:, :, None], float("-inf")).view(num_tokens, num_experts)
-    _, ids = _largest(masked, top_k)
+    _, ids = _largest(_within_groups(grouped, group_scores, top_k_groups), top_k)
     weights = scores.gather(1, ids)
     if renormalize:
         weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-20)
     return weights * scale, ids.to(torch.int32)
 
 
+def route_softmax_grouped_reference(
+    logits: torch.Tensor, top_k: int, *, num_groups: int, top_k_groups: int, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax over all experts, the K largest within the best groups, times `scale` (DeepSeek-V2).
+
+    A group's score is its best expert's.
+    """
+    logits = logits.to(torch.float32)
+    # As in `route_softmax_reference`, the choice is made on logits.
+    grouped = logits.view(logits.shape[0], num_groups, -1)
+    _, ids = _largest(_within_groups(grouped, grouped.amax(dim=2), top_k_groups), top_k)
+    return torch.softmax(logits, dim=1).gather(1, ids) * scale, ids.to(torch.int32)
+
+
 def route_sigmoid_reference(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The K largest logits, each weighted by its own sigmoid (Llama 4, K = 1)."""
     values, ids = _largest(logits.to(torch.float32), top_k)
     return torch.sigmoid(values), ids.to(torch.int32)
+
+
+def _within_groups(grouped: torch.Tensor, group_scores: torch.Tensor, count: int) -> torch.Tensor:
+    """`grouped` [T, G, E / G] as [T, E], minus infinity outside each token's `count` best groups."""
+    _, chosen = _largest(group_scores, count)
+    allowed = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, chosen, value=True)
+    return grouped.masked_fill(~allowed[:, :, None], float("-inf")).flatten(1)
 
 
 def _largest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,6 +210,17 @@ def route_sigmoid_grouped(
         renormalize=renormalize,
         scale=scale,
     )
+
+
+def route_softmax_grouped(
+    logits: torch.Tensor, top_k: int, *, num_groups: int, top_k_groups: int, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `route_softmax_grouped_reference`; `logits` [T, E]. The kernel knows no groups of this kind."""
+    if logits.device.type == "cpu" or num_groups > 1:
+        return route_softmax_grouped_reference(
+            logits, top_k, num_groups=num_groups, top_k_groups=top_k_groups, scale=scale
+        )
+    return _route(logits, None, top_k, sigmoid=False, scale=scale)
 
 
 def route_sigmoid(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:

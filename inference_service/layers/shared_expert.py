@@ -1,0 +1,20 @@
+"""The expert that every token passes, beside the routed ones."""
+
+import torch
+
+from inference_service.layers.batch import LoraBatch
+from inference_service.layers.dense_mlp import DenseMlp
+from inference_service.layers.linear import Linear
+
+
+class SharedExpert:
+    """An MLP, maybe weighted by the sigmoid of a projection to one number a token."""
+
+    def __init__(self, mlp: DenseMlp, gate: Linear | None) -> None:
+        self.mlp = mlp
+        self.gate = gate
+
+    def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+        """[T, H] to [T, H], a new tensor."""
+        y = self.mlp(x, lora)
+        return y if self.gate is None else y * torch.sigmoid(self.gate(x, lora))

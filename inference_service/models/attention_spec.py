@@ -1,0 +1,127 @@
+"""What a model family declares of its attention."""
+
+from dataclasses import dataclass
+
+from inference_service.layers.rope import RopeParameters
+from inference_service.models.linear_spec import LinearSpec
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNormSpec:
+    """Names of the head norms' weights [D]."""
+
+    q_weight: str
+    k_weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionNormSpec:
+    """RMS norm over all heads of a projection together; names of weights [Hq * D] and [Hkv * D]."""
+
+    q_weight: str
+    k_weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class PairwiseRotarySpec:
+    """A rotation of neighbouring elements, (0, 1), (2, 3), ..., where others pair the halves of a head."""
+
+    rope: RopeParameters
+
+
+@dataclass(frozen=True, slots=True)
+class UnitNormSpec:
+    """RMS norm of every query and key head, without a weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTemperatureSpec:
+    """Queries grow by 1 + strength * log(1 + floor((position + 1) / interval))."""
+
+    strength: float
+    interval: int
+
+
+HeadStepSpec = ProjectionNormSpec | PairwiseRotarySpec | UnitNormSpec | QueryTemperatureSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Attention over q, k, v as one projection. `scale` multiplies the scores, `sinks` names a weight.
+
+    `head_steps` change queries and keys in this order, before `head_norm` and `rope` do. `window`: a query
+    sees that many keys, itself included; `chunk`: those of its own chunk of so many positions.
+    """
+
+    qkv: LinearSpec
+    o: LinearSpec
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeParameters | None
+    head_norm: HeadNormSpec | None = None
+    head_steps: tuple[HeadStepSpec, ...] = ()
+    window: int | None = None
+    chunk: int | None = None
+    sinks: str | None = None
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """All projections."""
+        return (self.qkv, self.o)
+
+    @property
+    def key_dim(self) -> int:
+        """Elements of a cached key."""
+        return self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a cached value."""
+        return self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionSpec:
+    """Multi-head latent attention: keys and values, maybe queries, go through a narrow latent.
+
+    `down` holds the queries' latent (or the queries where `q_up` is None) and, behind it, the keys' latent
+    with `rope_dim` elements of a key that all heads share. `kv_up` gives each head a key part of `plain_dim`
+    and a value. The rotation pairs neighbours where `is_pairwise`. Norms are weight names.
+    """
+
+    down: LinearSpec
+    q_norm: str | None
+    q_up: LinearSpec | None
+    kv_norm: str
+    kv_up: LinearSpec
+    o: LinearSpec
+    num_heads: int
+    latent_dim: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    rope: RopeParameters
+    is_pairwise: bool
+    latent_eps: float
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """All projections."""
+        between = () if self.q_up is None else (self.q_up,)
+        return (self.down, *between, self.kv_up, self.o)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Cached heads: each query head has its own key and value."""
+        return self.num_heads
+
+    @property
+    def key_dim(self) -> int:
+        """Elements of a cached key."""
+        return self.plain_dim + self.rope_dim
+
+
+AnyAttentionSpec = AttentionSpec | LatentAttentionSpec

@@ -1,0 +1,49 @@
+"""OLMoE: q and k normed over all heads together, softmax over all experts."""
+
+from inference_service.models import standard_parts
+from inference_service.models.attention_spec import ProjectionNormSpec
+from inference_service.models.config import ConfigReader
+from inference_service.models.rope_config import read_rope
+from inference_service.models.spec import LayerSpec, ModelSpec, MoeSpec, SoftmaxRouting
+
+ARCHITECTURES = ("OlmoeForCausalLM",)
+MODEL_TYPES = ("olmoe",)
+
+
+def declare(config: ConfigReader) -> ModelSpec:
+    """The model that an OLMoE config describes."""
+    config.require("hidden_act", ("silu",), "silu")
+    config.require("clip_qkv", (None,), None)
+    layers = tuple(_layer(config, index) for index in range(config.integer("num_hidden_layers")))
+    return standard_parts.decoder(config, layers, tied_by_default=False)
+
+
+def _layer(config: ConfigReader, index: int) -> LayerSpec:
+    prefix = f"{standard_parts.layer_prefix(index)}.self_attn"
+    has_bias = config.boolean("attention_bias", default=False)
+    attention = standard_parts.configured_attention(
+        config,
+        prefix,
+        rope=read_rope(config, standard_parts.head_dim(config)),
+        bias=has_bias,
+        output_bias=has_bias,
+        head_steps=(ProjectionNormSpec(f"{prefix}.q_norm.weight", f"{prefix}.k_norm.weight"),),
+    )
+    return standard_parts.layer(index, attention, _moe(config, f"{standard_parts.layer_prefix(index)}.mlp"))
+
+
+def _moe(config: ConfigReader, prefix: str) -> MoeSpec:
+    hidden_size, num_experts = config.integer("hidden_size"), standard_parts.expert_count(config)
+    return MoeSpec(
+        router=standard_parts.single("router", f"{prefix}.gate", hidden_size, num_experts),
+        routing=SoftmaxRouting(
+            standard_parts.experts_per_token(config, num_experts),
+            renormalize=config.boolean("norm_topk_prob", default=False),
+        ),
+        experts=standard_parts.experts(
+            f"{prefix}.experts",
+            num_experts=num_experts,
+            hidden_size=hidden_size,
+            intermediate_size=config.integer("intermediate_size"),
+        ),
+    )
