@@ -143,11 +143,12 @@ class PayloadCache:
             return None
         try:
             found = read_revision(digest, directory)
-            os.utime(directory)
         except (PayloadError, OSError) as error:
             log.warning("payload.damaged", digest=digest, error=str(error))
             self.remove(digest)
             return None
+        with suppress(OSError):  # a cache that cannot be written can be read
+            os.utime(directory)
         return found
 
     def digests(self) -> Sequence[str]:

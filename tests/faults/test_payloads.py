@@ -6,9 +6,11 @@ stream on. Once the files are whole again, a load brings the adapter back.
 """
 
 import json
+import subprocess
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -122,6 +124,36 @@ async def test_damage_in_both(streamed: NodeWorld, damage: Damage, faults: Fault
                 assert not (await streamed.load(COLD)).is_whole
                 await refused(streamed, case)
                 await streams.progress()
+            await whole_again(streamed, case, streams)
+        if held := await streamed.stack.at_rest():
+            case.lost.append(held)
+
+
+def make_immutable(path: Path, *, is_on: bool) -> None:
+    """Let nobody change or delete it, root included; skips where that is not possible."""
+    try:
+        subprocess.run(["chattr", "+i" if is_on else "-i", str(path)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs chattr +i, which is not possible here: {error}")
+
+
+async def test_a_damaged_copy_that_cannot_be_removed(streamed: NodeWorld, faults: FaultTable) -> None:
+    """Nothing can take its place: its requests end, each with one read at most, and others load beside it."""
+    with faults.case("in the disk cache", "a bit flipped, not to be deleted") as case:
+        await streamed.recovered([COLD], time.monotonic())
+        await streamed.unloaded(COLD)
+        directory = streamed.cached(COLD)
+        DAMAGES[1].harm(directory, directory)
+        make_immutable(directory, is_on=True)
+        async with SteadyStreams(streamed.stack, STEADY) as streams:
+            try:
+                for _ in range(3):
+                    await refused(streamed, case)
+                await streamed.unloaded("demo/other")
+                (await streamed.ask("demo/other")).record(case, lambda _: False)
+                await streams.progress()
+            finally:
+                make_immutable(directory, is_on=False)
             await whole_again(streamed, case, streams)
         if held := await streamed.stack.at_rest():
             case.lost.append(held)
