@@ -1,6 +1,7 @@
 """`lorikeet bench`: loads that judge what they get."""
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ def soak(
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(help="Keep services' data, logs and adapters here; default: a temporary directory."),
+        typer.Option(help="For services' data, logs and adapters; default: a new one, removed after a PASS."),
     ] = None,
     device: Annotated[str, typer.Option(help="Of the stack that is started: auto, cpu or cuda.")] = "cpu",
     running: Annotated[
@@ -73,18 +74,25 @@ def soak(
     against what its name meant when it was asked. PASS (exit code 0) needs: nothing wrong, nothing lost,
     every process flat within 2 % after the first minute, all counters and files back where they began.
     """
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{json_file.parent} is no directory", param_hint="--json")
     output = Output(as_json=False)
     plan = SoakPlan(duration_s=60 * minutes, streams=streams, adapters=adapters, seed=seed)
-    with _directory(data_dir) as directory:
+    connection: Connection = context.obj
+    target = _running_target(connection, tenant, pids or ()) if running else None
+    with _directory(data_dir, output) as directory:
         try:
-            if running:
-                connection: Connection = context.obj
-                target = _running_target(connection, tenant, pids or ())
-                result = _soak(target, plan, directory, output)
-            else:
-                result = _soak_own_stack(plan, directory, device, output)
+            result = (
+                _soak(target, plan, directory, output)
+                if target
+                else _soak_own_stack(plan, directory, device, output)
+            )
         except (StackError, WrongTargetError) as error:
             raise output.fail(str(error)) from error
+        _report(result, json_file, output)
+
+
+def _report(result: SoakResult, json_file: Path | None, output: Output) -> None:
     if json_file is not None:
         document = {"passed": result.has_passed, "failures": result.failures, **msgspec.to_builtins(result)}
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
@@ -105,13 +113,19 @@ def rig(
 
 
 @contextmanager
-def _directory(data_dir: Path | None) -> Generator[Path]:
+def _directory(data_dir: Path | None, output: Output) -> Generator[Path]:
+    """The given directory, or a new one that stays only after a failure, for its logs."""
     if data_dir is not None:
         data_dir.mkdir(parents=True, exist_ok=True)
         yield data_dir.resolve()
         return
-    with tempfile.TemporaryDirectory(prefix="lorikeet-soak-") as temporary:
-        yield Path(temporary)
+    directory = Path(tempfile.mkdtemp(prefix="lorikeet-soak-"))
+    try:
+        yield directory
+    except typer.Exit:
+        output.note(f"logs and data of this run stay in {directory}")
+        raise
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _soak_own_stack(plan: SoakPlan, directory: Path, device: str, output: Output) -> SoakResult:

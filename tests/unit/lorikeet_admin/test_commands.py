@@ -173,6 +173,7 @@ def test_bad_tokens(run: Run) -> None:
         ("adapters", "alias", "a", "b", "--remove", "--digest", "d"),
         ("up", "--model-dir", "/nonexistent"),
         ("bench", "soak", "--running", "--pid", "manager"),
+        ("bench", "soak", "--json", "/nonexistent/result.json"),
     ],
 )
 def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
