@@ -32,7 +32,12 @@ from adapter_manager.infra.redis.identity import RegistryIdentity
 from adapter_manager.infra.redis.registry import RedisRegistry
 from adapter_manager.metrics import ManagerMetrics, ObservedArtifacts, ObservedNode
 from adapter_manager.settings import Settings
-from lorikeet.adapters.v1 import adapter_service_pb2_grpc, tenant_service_pb2_grpc
+from lorikeet.adapters.v1 import (
+    adapter_service_pb2,
+    adapter_service_pb2_grpc,
+    tenant_service_pb2,
+    tenant_service_pb2_grpc,
+)
 from lorikeet_rpc.channel import ClientTls
 from lorikeet_rpc.interceptors import RequestInterceptor
 from lorikeet_rpc.metrics_endpoint import MetricsEndpoint
@@ -41,7 +46,12 @@ from lorikeet_rpc.tokens import new_token
 
 log = structlog.get_logger(__name__)
 
-_SERVICES = ("lorikeet.adapters.v1.AdapterService", "lorikeet.adapters.v1.TenantService")
+# From the descriptors: reflection shows a service only if its file is loaded, and stubs load messages alone.
+_SERVICES = tuple(
+    service.full_name
+    for file in (adapter_service_pb2.DESCRIPTOR, tenant_service_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+)
 # How long a start waits for an external registry before it serves what it can without one.
 _PATIENCE_S = 10.0
 

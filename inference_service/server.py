@@ -22,15 +22,17 @@ from inference_service.settings import Settings
 from inference_service.text.chat_template import ChatTemplate
 from inference_service.text.sampling_defaults import SamplingDefaults
 from inference_service.text.tokenizer import Tokenizer
-from lorikeet.inference.v1 import inference_service_pb2_grpc
-from lorikeet.residency.v1 import residency_service_pb2_grpc
+from lorikeet.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
+from lorikeet.residency.v1 import residency_service_pb2, residency_service_pb2_grpc
 from lorikeet_rpc.interceptors import Principal, RequestInterceptor
 from lorikeet_rpc.metrics_endpoint import MetricsEndpoint
 from lorikeet_rpc.server import RpcServer, check_listen
 from lorikeet_rpc.tokens import hash_token, token_id_of
 from lorikeet_rpc.wire_count import WireBounds
 
-_SERVICES = ("lorikeet.inference.v1.InferenceService", "lorikeet.residency.v1.ResidencyService")
+# From the descriptors: reflection shows a service only if its file is loaded, and stubs load messages alone.
+_INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+_RESIDENCY = residency_service_pb2.DESCRIPTOR.services_by_name["ResidencyService"].full_name
 _HEALTH_INTERVAL_S = 0.25
 # After the grace the engine aborts what still runs; this long its last words may take to the clients.
 _ABORT_S = 2.0
@@ -73,13 +75,13 @@ class Node:
             metrics=self._metrics.requests,
             endless=frozenset({"WatchResidency"}),
             # Tenants' requests only: the manager's catalog pages may well have more parts.
-            bounds={f"/{_SERVICES[0]}/": WireBounds()},
+            bounds={f"/{_INFERENCE}/": WireBounds()},
         )
         self.rpc = RpcServer(
             settings.listen,
             tls=settings.tls,
             interceptors=[self._interceptor],
-            service_names=_SERVICES,
+            service_names=(_INFERENCE, _RESIDENCY),
             max_message_bytes=settings.max_message_bytes,
             insecure_listen=settings.insecure_listen,
         )
