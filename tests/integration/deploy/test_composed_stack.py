@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 
 from lorikeet_admin.app import app
 from lorikeet_bench import rigs
+from tests.support.certificates import write_certificates
 from tests.support.compose_stack import ComposeStack
 from tests.support.deployment import TLS, Deployment
 
@@ -116,17 +116,3 @@ async def test_tls(tmp_path: Path) -> None:
             Command(stack, {"LORIKEET_TLS_CA_FILE": str(stack.directory("/tls") / "ca.pem")}), tmp_path, 10
         )
         assert Command(stack).once("adapters", "list").exit_code == 4
-
-
-def write_certificates(directory: Path) -> None:
-    """An authority, and one certificate for every name that the stack uses here."""
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
-
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test-ca")
-    openssl("req", *curve, "-keyout", "key.pem", "-out", "csr.pem", "-subj", "/CN=localhost")
-    (directory / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "ext", "-days", "2")
-    openssl("x509", "-req", "-in", "csr.pem", "-out", "cert.pem", *signing)

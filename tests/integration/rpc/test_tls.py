@@ -1,6 +1,5 @@
 """TLS and mutual TLS with certificates made on the spot."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lorikeet_rpc.channel import ClientTls, open_channel
 from lorikeet_rpc.server import RpcServer, TlsFiles
-
-
-def _openssl(directory: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+from tests.support.certificates import write_certificates
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CA, and a certificate of it for localhost that client and server share."""
-    directory = tmp_path_factory.mktemp("tls")
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    _openssl(directory, "req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test-ca")
-    _openssl(directory, "req", *curve, "-keyout", "key.pem", "-out", "csr.pem", "-subj", "/CN=localhost")
-    (directory / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "ext", "-days", "2")
-    _openssl(directory, "x509", "-req", "-in", "csr.pem", "-out", "cert.pem", *signing)
-    return directory
+    return write_certificates(tmp_path_factory.mktemp("tls"))
 
 
 async def _check(target: str, tls: ClientTls | None) -> int:
