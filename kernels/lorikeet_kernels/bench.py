@@ -1,13 +1,27 @@
-"""`python -m lorikeet_kernels.bench`: time, GB/s and share of the byte floor of the MoE LoRA ops."""
+"""`python -m lorikeet_kernels.bench`: time, GB/s and share of the byte floor of the LoRA ops."""
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 
 import torch
 
-from lorikeet_kernels.bench_problem import MODELS, MoeInputs, MoeModel, make_inputs, make_layers, num_sets
+from lorikeet_kernels.bench_problem import (
+    DENSE,
+    MODELS,
+    DenseSites,
+    MoeInputs,
+    MoeModel,
+    make_dense_inputs,
+    make_dense_layers,
+    make_inputs,
+    make_layers,
+    num_layers,
+    num_sets,
+)
 from lorikeet_kernels.graph_timing import time_interleaved
+from lorikeet_kernels.lora_linear import lora_linear
 from lorikeet_kernels.lora_tables import LoraTables
 from lorikeet_kernels.lora_workspace import LoraWorkspace
 from lorikeet_kernels.moe_groups import MoeGroups, make_moe_groups
@@ -20,11 +34,15 @@ def copy_bytes_per_s() -> float:
     source = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda").normal_()
     target = torch.empty_like(source)
 
-    def copy() -> None:
+    seconds: list[float] = []
+    for _ in range(9):  # outside a graph: a graph's copy node takes another, slower way
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
         target.copy_(source)
-
-    us = time_interleaved({"copy": [copy]})["copy"]
-    return 2 * source.numel() * 2 / us * 1e6
+        end.record()
+        torch.cuda.synchronize()
+        seconds.append(start.elapsed_time(end) * 1e-3)
+    return 2 * source.numel() * 2 / statistics.median(seconds)
 
 
 def _branch(
@@ -62,8 +80,9 @@ def bench_layer(model: MoeModel, rank: int, num_slots: int, num_tokens: int, cei
     """One line: both projections of a layer with grouping where it is used, over cold sets."""
     workspace = LoraWorkspace(torch.device("cuda"))
     first = make_inputs(model, rank, num_slots, num_tokens, 0, workspace, 0)
-    count = num_sets(first)
-    layers = min(count, 8)
+    count = num_sets(first.floor_bytes)
+    per_expert = rank * (model.num_a * model.hidden + 3 * model.inner + model.hidden)
+    layers = num_layers(2 * num_slots * model.num_experts * per_expert, count)
     tables = make_layers(model, rank, num_slots, layers)
     sets = [make_inputs(model, rank, num_slots, num_tokens, i % layers, workspace, i) for i in range(count)]
     ungrouped = is_ungrouped(first.topk_ids.numel(), model.num_experts, num_slots)
@@ -76,11 +95,30 @@ def bench_layer(model: MoeModel, rank: int, num_slots: int, num_tokens: int, cei
         )
         for s in sets
     ]
-    us = time_interleaved({"lora": calls})["lora"]
     moved = sum(s.floor_bytes for s in sets) / count
+    return _line(f"{model.name:18} {rank:4} {num_slots:5} {num_tokens:6}", calls, moved, ceiling)
+
+
+def bench_dense(dense: DenseSites, rank: int, num_slots: int, num_tokens: int, ceiling: float) -> str:
+    """One line: a fused dense projection over cold sets, the step's segments made before."""
+    workspace = LoraWorkspace(torch.device("cuda"))
+    first = make_dense_inputs(dense, rank, num_slots, num_tokens, 0, workspace, 0)
+    count = num_sets(first.floor_bytes)
+    weights = 2 * num_slots * rank * (len(dense.widths) * dense.in_features + sum(dense.widths))
+    layers = num_layers(weights, count)
+    tables = make_dense_layers(dense, rank, num_slots, layers)
+    sets = [
+        make_dense_inputs(dense, rank, num_slots, num_tokens, i % layers, workspace, i) for i in range(count)
+    ]
+    calls = [lambda s=s: lora_linear(s.out, s.x, s.segments, tables, s.sites, dense.widths) for s in sets]
+    moved = sum(s.floor_bytes for s in sets) / count
+    return _line(f"{dense.name:18} {rank:4} {num_slots:5} {num_tokens:6}", calls, moved, ceiling)
+
+
+def _line(sizes: str, calls: Sequence[Callable[[], None]], moved: float, ceiling: float) -> str:
+    us = time_interleaved({"lora": calls})["lora"]
     floor_us = moved / ceiling * 1e6
-    sizes = f"{model.name:18} {rank:4} {num_slots:5} {num_tokens:6}"
-    return f"{sizes} {us:9.1f} {floor_us:9.1f} {floor_us / us:6.0%} {moved / us / 1e3:8.0f}"
+    return f"{sizes} {us:9.2f} {floor_us:9.2f} {floor_us / us:6.0%} {moved / us / 1e3:8.0f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         sys.stderr.write("bench: needs a GPU, torch.cuda.is_available() is False here\n")
         return 2
-    known = {model.name: model for model in MODELS}
+    known = {shape.name: shape for shape in (*MODELS, *DENSE)}
     unknown = [name for name in options.models.split(",") if name not in known]
     if unknown:
         sys.stderr.write(f"bench: unknown models {unknown}; known: {', '.join(known)}\n")
@@ -105,7 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.models.split(","):
         for rank in map(int, options.ranks.split(",")):
             for tokens in map(int, options.tokens.split(",")):
-                sys.stdout.write(bench_layer(known[name], rank, options.adapters, tokens, ceiling) + "\n")
+                shape = known[name]
+                at = (rank, options.adapters, tokens, ceiling)
+                line = bench_dense(shape, *at) if isinstance(shape, DenseSites) else bench_layer(shape, *at)
+                sys.stdout.write(line + "\n")
                 sys.stdout.flush()
     return 0
 

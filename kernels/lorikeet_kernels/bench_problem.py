@@ -11,7 +11,10 @@ from lorikeet_kernels.row_order import RowOrder
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
 
 COLD_BYTES = 240_000_000  # touched by one graph: four times an H200's L2
-MAX_SETS = 24
+MAX_SETS = 500
+MAX_LAYERS = 60
+MAX_LAYER_BYTES = 20_000_000_000  # of adapters, all layers together
+MIXED_TOKENS = 256  # up to here every token is a request of its own, beyond a request is a run of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,24 @@ class MoeModel:
     num_a: int
     row_order: RowOrder
 
+
+@dataclass(frozen=True, slots=True)
+class DenseSites:
+    """A fused dense projection: `widths` are its sites' columns, side by side."""
+
+    name: str
+    in_features: int
+    widths: tuple[int, ...]
+
+
+DENSE = (
+    DenseSites("gpt-oss-20b qkv", 2880, (4096, 512, 512)),
+    DenseSites("gpt-oss-20b o", 4096, (2880,)),
+    DenseSites("qwen3-32b qkv", 5120, (8192, 1024, 1024)),
+    DenseSites("qwen3-32b o", 8192, (5120,)),
+    DenseSites("llama-3.3-70b qkv", 8192, (8192, 1024, 1024)),
+    DenseSites("llama-3.3-70b o", 8192, (8192,)),
+)
 
 MODELS = (
     MoeModel("gpt-oss-20b", 2880, 2880, 32, 4, 1, "interleaved"),
@@ -85,7 +106,7 @@ def make_inputs(
     """Every token draws its experts uniformly; tokens share the slots evenly."""
     generator = torch.Generator().manual_seed(seed)
     device = workspace.device
-    slots = (torch.randperm(num_tokens, generator=generator) % num_slots).to(torch.int32)
+    slots = _draw_slots(num_tokens, num_slots, generator)
     scores = torch.rand(num_tokens, model.num_experts, generator=generator)
     ids = scores.topk(model.top_k, dim=1).indices.to(torch.int32)
     distinct = int(torch.unique(slots.to(torch.int64)[:, None] * model.num_experts + ids).numel())
@@ -109,6 +130,64 @@ def make_inputs(
     )
 
 
-def num_sets(first: MoeInputs) -> int:
+@dataclass(frozen=True, slots=True)
+class DenseInputs:
+    """One set of a dense projection's inputs; `sites` says which of the tables' layers it uses."""
+
+    sites: tuple[int, ...]
+    segments: LoraSegments
+    x: torch.Tensor
+    out: torch.Tensor
+    floor_bytes: int
+
+
+def make_dense_layers(dense: DenseSites, rank: int, num_slots: int, num_layers: int) -> LoraTables:
+    """As `make_layers`, for a dense projection."""
+    sites = [SiteShape(dense.in_features, width) for width in dense.widths] * num_layers
+    return make_tables(
+        sites, [[SlotSite(rank)] * len(sites)] * num_slots, dtype=torch.bfloat16, device="cuda"
+    )
+
+
+def make_dense_inputs(
+    dense: DenseSites,
+    rank: int,
+    num_slots: int,
+    num_tokens: int,
+    layer: int,
+    workspace: LoraWorkspace,
+    seed: int,
+) -> DenseInputs:
+    """As `make_inputs`, for a dense projection."""
+    slots = _draw_slots(num_tokens, num_slots, torch.Generator().manual_seed(seed))
+    count, columns = len(dense.widths), sum(dense.widths)
+    weights = rank * (count * dense.in_features + columns)
+    distinct = int(torch.unique(slots).numel())
+    device = workspace.device
+    return DenseInputs(
+        sites=tuple(range(layer * count, (layer + 1) * count)),
+        segments=make_lora_segments(slots.to(device), num_slots, workspace),
+        x=torch.empty((num_tokens, dense.in_features), dtype=torch.bfloat16, device=device).normal_(),
+        out=torch.empty((num_tokens, columns), dtype=torch.bfloat16, device=device).normal_(),
+        floor_bytes=2 * (distinct * weights + num_tokens * (dense.in_features + 2 * columns)),
+    )
+
+
+def _draw_slots(num_tokens: int, num_slots: int, generator: torch.Generator) -> torch.Tensor:
+    used = min(num_slots, num_tokens)
+    names = torch.randperm(num_slots, generator=generator)[:used]
+    if num_tokens <= MIXED_TOKENS:
+        which = torch.randperm(num_tokens, generator=generator) % used
+    else:
+        which = torch.arange(num_tokens) * used // num_tokens
+    return names[which].to(torch.int32)
+
+
+def num_sets(floor_bytes: int) -> int:
     """How many sets make a graph cold."""
-    return max(2, min(MAX_SETS, -(-COLD_BYTES // first.floor_bytes)))
+    return max(2, min(MAX_SETS, -(-COLD_BYTES // floor_bytes)))
+
+
+def num_layers(adapter_bytes: int, sets: int) -> int:
+    """How many layers of adapters the sets share: as many as fit, so that weights are cold too."""
+    return max(1, min(sets, MAX_LAYERS, MAX_LAYER_BYTES // adapter_bytes))

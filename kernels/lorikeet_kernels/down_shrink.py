@@ -9,13 +9,11 @@ adapter stay as they are.
 
 import torch
 
-from lorikeet_kernels.device_name import device_name
-from lorikeet_kernels.grouped_shrink import grouped_shrink
 from lorikeet_kernels.lora_segments import LoraSegments
 from lorikeet_kernels.lora_tables import LoraTables
 from lorikeet_kernels.lora_weights import pair_products, site_a, site_rank
 from lorikeet_kernels.moe_groups import MoeGroups
-from lorikeet_kernels.tiling import OpShape, select_shrink
+from lorikeet_kernels.moe_shrink import launch_moe_shrink
 
 
 def down_shrink_reference(
@@ -55,6 +53,4 @@ def down_shrink(
     if groups.blocks is None:
         down_shrink_reference(h, act, topk_ids, groups, segments, tables, site)
         return
-    shape = OpShape("down", act.shape[2], 0, tables.max_rank, topk_ids.numel())
-    tiles = select_shrink(shape, groups.blocks.block_m, device_name(act))
-    grouped_shrink(h, act, groups.blocks, tables, (site, site, site), tiles, x_div=1)
+    launch_moe_shrink("down", h, act, groups.blocks, tables, site, x_div=1)

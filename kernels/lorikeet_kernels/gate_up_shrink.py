@@ -10,13 +10,11 @@ without an adapter (slot -1, or rank 0), stay as they are.
 
 import torch
 
-from lorikeet_kernels.device_name import device_name
-from lorikeet_kernels.grouped_shrink import grouped_shrink
 from lorikeet_kernels.lora_segments import LoraSegments
 from lorikeet_kernels.lora_tables import LoraTables
 from lorikeet_kernels.lora_weights import pair_products, site_a, site_rank
 from lorikeet_kernels.moe_groups import MoeGroups
-from lorikeet_kernels.tiling import OpShape, select_shrink
+from lorikeet_kernels.moe_shrink import launch_moe_shrink
 
 
 def gate_up_shrink_reference(
@@ -54,6 +52,4 @@ def gate_up_shrink(
     if groups.blocks is None:
         gate_up_shrink_reference(h, x, topk_ids, groups, segments, tables, site)
         return
-    shape = OpShape("gate_up", x.shape[1], 0, tables.max_rank, topk_ids.numel())
-    tiles = select_shrink(shape, groups.blocks.block_m, device_name(x))
-    grouped_shrink(h, x, groups.blocks, tables, (site, site, site), tiles, x_div=topk_ids.shape[1])
+    launch_moe_shrink("gate_up", h, x, groups.blocks, tables, site, x_div=topk_ids.shape[1])

@@ -23,15 +23,18 @@ SCAN_BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class GroupBlocks:
-    """`blocks[b]` = (first place in order, number of pairs <= block_m, expert, slot), b < num_blocks[0].
+    """`blocks[b]` = (index in its group, pairs from here to the group's end, expert, slot).
 
-    `starts` holds where each group begins in order, group = expert * (S + 1) + slot + 1, and the number of
-    pairs at its end. `capacity` bounds num_blocks on the host.
+    There are `num_blocks[0]` of them. `pairs[b]` are the block's pairs; places beyond the group's end, and
+    entries beyond the last block, hold anything. Blocks of one group lie side by side, so a kernel may take
+    several as one. `starts` holds where each group begins in order, group = expert * (S + 1) + slot + 1, and
+    the number of pairs at its end. `capacity` bounds num_blocks on the host.
     """
 
     order: torch.Tensor  # [P] int32
     starts: torch.Tensor  # [E * (S + 1) + 1] int32
     blocks: torch.Tensor  # [capacity, 4] int32
+    pairs: torch.Tensor  # [capacity, block_m] int32
     num_blocks: torch.Tensor  # [1] int32
     scratch: torch.Tensor  # int32: each pair's rank in its group, then each group's first block
     block_m: int
@@ -91,9 +94,9 @@ def _scan_kernel(
 
 @triton.jit(do_not_specialize=["num_pairs", "num_slots"])
 def _scatter_kernel(
-    topk_ids_ptr, token_slot_ptr, rank_ptr, starts_ptr, block_starts_ptr, order_ptr, blocks_ptr, num_pairs,
-    num_slots, TOP_K: tl.constexpr, HAS_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    topk_ids_ptr, token_slot_ptr, rank_ptr, starts_ptr, block_starts_ptr, order_ptr, blocks_ptr, pairs_ptr,
+    num_pairs, num_slots, TOP_K: tl.constexpr, HAS_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_pairs
@@ -104,25 +107,44 @@ def _scatter_kernel(
     start = tl.load(starts_ptr + group, mask=inside, other=0)
     end = tl.load(starts_ptr + group + 1, mask=inside, other=0)
     tl.store(order_ptr + start + rank, i, mask=inside)
-    leads = inside & (slot >= 0) & (rank % BLOCK_M == 0)
-    entry = blocks_ptr + 4 * (tl.load(block_starts_ptr + group, mask=leads, other=0) + rank // BLOCK_M)
-    tl.store(entry, start + rank, mask=leads)
-    tl.store(entry + 1, tl.minimum(end - start - rank, BLOCK_M), mask=leads)
+    adapted = inside & (slot >= 0)
+    index = rank // BLOCK_M
+    block = tl.load(block_starts_ptr + group, mask=adapted, other=0) + index
+    tl.store(pairs_ptr + block * BLOCK_M + rank % BLOCK_M, i, mask=adapted)
+    leads = adapted & (rank % BLOCK_M == 0)
+    entry = blocks_ptr + 4 * block
+    tl.store(entry, index, mask=leads)
+    tl.store(entry + 1, end - start - rank, mask=leads)
     tl.store(entry + 2, expert, mask=leads)
     tl.store(entry + 3, slot, mask=leads)
+
+
+def block_capacity(num_pairs: int, num_experts: int, num_slots: int, block_m: int) -> int:
+    """The most blocks that `num_pairs` pairs can need."""
+    return min(num_pairs, -(-num_pairs // block_m) + num_experts * num_slots)
 
 
 def _allocate(
     num_pairs: int, num_groups: int, capacity: int, block_m: int, device: torch.device
 ) -> GroupBlocks:
     # each part starts at a multiple of 16 bytes, whatever the batch: else Triton would compile for both cases
-    needed = (num_pairs, num_groups + 1, 4 * max(1, capacity), 1, -(-num_pairs // 4) * 4 + num_groups)
+    room = max(1, capacity)
+    needed = (
+        num_pairs,
+        num_groups + 1,
+        4 * room,
+        block_m * room,
+        1,
+        -(-num_pairs // 4) * 4 + num_groups,
+    )
     padded = [-(-words // 4) * 4 for words in needed]
     parts = torch.empty(sum(padded), dtype=torch.int32, device=device).split(padded)
-    order, starts, blocks, num_blocks, scratch = (
+    order, starts, blocks, pairs, num_blocks, scratch = (
         part[:words] for part, words in zip(parts, needed, strict=True)
     )
-    return GroupBlocks(order, starts, blocks.view(-1, 4), num_blocks, scratch, block_m, capacity)
+    return GroupBlocks(
+        order, starts, blocks.view(-1, 4), pairs.view(-1, block_m), num_blocks, scratch, block_m, capacity
+    )
 
 
 def group_pairs(
@@ -143,7 +165,7 @@ def group_pairs(
     num_pairs = token_slot.shape[0] * top_k
     num_groups = num_experts * (num_slots + 1)
     device = token_slot.device
-    capacity = min(num_pairs, triton.cdiv(num_pairs, block_m) + num_experts * num_slots)
+    capacity = block_capacity(num_pairs, num_experts, num_slots, block_m)
     to = reuse or _allocate(num_pairs, num_groups, capacity, block_m, device)
     if (to.order.shape[0], to.starts.shape[0], to.block_m) != (num_pairs, num_groups + 1, block_m):
         raise ValueError(
@@ -164,7 +186,8 @@ def group_pairs(
         BLOCK_M=block_m, SCAN_BLOCK=SCAN_BLOCK, PDL=pdl, num_warps=16, **dependent,
     )  # fmt: skip
     _scatter_kernel[grid](
-        ids, token_slot, rank, to.starts, block_starts, to.order, to.blocks, num_pairs, num_slots,
+        ids, token_slot, rank, to.starts, block_starts, to.order, to.blocks, to.pairs, num_pairs,
+        num_slots,
         TOP_K=top_k, HAS_EXPERTS=topk_ids is not None, BLOCK_M=block_m, BLOCK=BLOCK, PDL=pdl, **dependent,
     )  # fmt: skip
     return to

@@ -19,7 +19,15 @@ from lorikeet_kernels.lora_tables import LoraTables
 from lorikeet_kernels.lora_weights import add_rounded, site_a, site_b, site_rank
 from lorikeet_kernels.output_lanes import site_lanes
 from lorikeet_kernels.pair_lora import MAX_SITES, pair_lora
-from lorikeet_kernels.tiling import OpShape, select_expand, select_pair, select_shrink
+from lorikeet_kernels.segment_lora import segment_lora
+from lorikeet_kernels.tiling import (
+    OpShape,
+    is_segmented,
+    select_expand,
+    select_pair,
+    select_segment,
+    select_shrink,
+)
 
 
 def lora_linear_reference(
@@ -104,7 +112,10 @@ def lora_linear(
     out_features: tuple[int, ...],
     num_slices: tuple[int, ...] | None = None,
 ) -> None:
-    """Launch: one kernel at decode, a grouped shrink and expand at prefill, the reference on CPU."""
+    """Launch: one kernel at decode, a grouped shrink and expand at prefill, the reference on CPU.
+
+    The kernels of decode read weights, tables and `segments` while the launch before them still runs.
+    """
     _check(out, x, segments, tables, sites, out_features, num_slices)
     if x.shape[0] == 0:
         return
@@ -118,6 +129,10 @@ def lora_linear(
     if segments.blocks is None:
         tiles = select_pair(shape, device)
         pair_lora(out, x, segments.token_slot, None, None, tables, sites, lanes, tiles, segments.workspace)
+        return
+    if is_segmented(x.shape[0], segments.blocks.capacity, tables.max_rank):
+        tiles = select_segment(shape, device)
+        segment_lora(out, x, segments.blocks, tables, sites, lanes, tiles, segments.workspace)
         return
     shrink_tiles = select_shrink(shape, segments.blocks.block_m, device)
     h = torch.empty(

@@ -6,7 +6,7 @@ import torch
 
 from lorikeet_kernels.group_blocks import GroupBlocks, group_pairs
 from lorikeet_kernels.lora_workspace import LoraWorkspace
-from lorikeet_kernels.tiling.select import is_ungrouped, select_block_m
+from lorikeet_kernels.tiling.select import is_alone, select_block_m
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,9 @@ class LoraSegments:
     """A step's tokens by LoRA slot. Valid until the step's end; no op writes to it but for the workspace.
 
     `order` lists the tokens with slot -1 first, then those of slot 0, 1, …; segment s (0 is the base model, s
-    is slot s - 1) is `order[indptr[s]:indptr[s + 1]]`. On a GPU both are made for prefill only: a decode
-    batch's kernels look up each token by itself, and then both are empty and `blocks` is None.
+    is slot s - 1) is `order[indptr[s]:indptr[s + 1]]`. On a GPU both are made only where enough tokens share
+    adapters: else kernels look up each token by itself, and then both are empty and `blocks` is None. Dense
+    ops read the segments ahead of the launch before them: that one must not be what made them.
     """
 
     token_slot: torch.Tensor  # [T] int32, a slot or -1
@@ -40,7 +41,7 @@ def make_lora_segments(
     workspace = workspace or LoraWorkspace(token_slot.device)
     num_tokens = token_slot.shape[0]
     if token_slot.device.type != "cpu":
-        if is_ungrouped(num_tokens, 1, num_slots):
+        if is_alone(num_tokens, num_slots):
             nothing = token_slot[:0]
             return LoraSegments(token_slot, nothing, nothing, num_slots, workspace)
         block_m = select_block_m(num_tokens, 1, num_slots)

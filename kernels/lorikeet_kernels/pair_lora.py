@@ -10,6 +10,10 @@ flips the phase of its own words at every launch; an expand program keeps a word
 saw last and takes a part once the phase differs. Programs start in order and shrink programs never wait, so
 the wait always ends. Every word of every pair of the launch flips, also for pairs without an adapter. Rows of
 such pairs keep their bits.
+
+A dense site's launch may start while the launch before it still runs (PDL): it reads weights and tables ahead
+and waits before it touches what that launch may write. Routed ids may come from a launch just before, so a
+MoE's does not.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -38,7 +42,7 @@ def _shrink_part(
     program, site0, site1, site2, num_sites, num_slots,
     K: tl.constexpr, TOP_K: tl.constexpr, X_DIV: tl.constexpr, HAS_EXPERTS: tl.constexpr,
     NUM_LAUNCH_SITES: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_K: tl.constexpr, SLOT_SCAN: tl.constexpr,
+    BLOCK_K: tl.constexpr, SLOT_SCAN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     H_ROWS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * ROWS
     split = program % SPLITS
@@ -63,13 +67,14 @@ def _shrink_part(
     a_mask = (row < total_rows)[:, None] & live
     if K % BLOCK_K == 0:
         a = tl.load(a_row + k[None, :], mask=a_mask, other=0.0)
-        x = tl.load(x_row + k)
     else:
         a = tl.load(a_row + k[None, :], mask=a_mask & (k < K)[None, :], other=0.0)
-        x = tl.load(x_row + k, mask=k < K, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    before = tl.load(part_ptr)  # ahead of the sum: no load moves up across its barrier
+    x = tl.load(x_row + k, mask=k < K, other=0.0)
     part = tl.sum(a.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
-    phase = (tl.load(part_ptr) & 1) ^ 1
-    tl.store(part_ptr, (part.to(tl.int32, bitcast=True) & -2) | phase)
+    tl.store(part_ptr, (part.to(tl.int32, bitcast=True) & -2) | ((before & 1) ^ 1))
 
 
 @triton.jit
@@ -89,7 +94,7 @@ def _sum_parts(part_ptr, expected, SPLITS: tl.constexpr, H_ROWS: tl.constexpr, R
             # the tile of B stays in the registers it was loaded into (measured: else it moves through shared
             # memory)
             words = tl.load(part_ptr + split * H_ROWS + r, mask=wanted, other=0, volatile=True)
-            h += words.to(tl.float32, bitcast=True)
+            h += (words & -2).to(tl.float32, bitcast=True)  # without the phase: runs agree bit for bit
             differing |= words ^ expected
         late = tl.max(tl.where(wanted, differing & 1, 0))
         spins += 1
@@ -105,7 +110,7 @@ def _expand_tile(
     LANES: tl.constexpr, NUM_LANES: tl.constexpr, TILES: tl.constexpr,
     NUM_LAUNCH_SITES: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr, RANK_P2: tl.constexpr, SLOT_SCAN: tl.constexpr,
-    SPIN_LIMIT: tl.constexpr,
+    SPIN_LIMIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     H_ROWS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * ROWS
     tile = program % TILES
@@ -120,17 +125,19 @@ def _expand_tile(
     r = tl.arange(0, RANK_P2)
     out_place = out_ptr + pair.to(tl.int64) * N + column + n
     seen_place = seen_ptr + pair * TILES + tile
+    if HAS_EXPERTS:
+        expert = tl.load(topk_ids_ptr + pair).to(tl.int64)
+        offset += tl.multiple_of(expert * (site_rows * rank), 8)
+    b_row = arena_ptr + offset + (row + n).to(tl.int64)[:, None] * rank
+    b = tl.load(b_row + r[None, :], mask=(n < width)[:, None] & (r < rank)[None, :], other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     expected = (tl.load(seen_place) & 1) ^ 1
     if rank == 0:
         tl.store(seen_place, expected)
         if not ACCUMULATE:
             tl.store(out_place, tl.zeros([BLOCK_N], out_ptr.dtype.element_ty), mask=n < width)
         return
-    if HAS_EXPERTS:
-        expert = tl.load(topk_ids_ptr + pair).to(tl.int64)
-        offset += tl.multiple_of(expert * (site_rows * rank), 8)
-    b_row = arena_ptr + offset + (row + n).to(tl.int64)[:, None] * rank
-    b = tl.load(b_row + r[None, :], mask=(n < width)[:, None] & (r < rank)[None, :], other=0.0)
     if ACCUMULATE:
         before = tl.load(out_place, mask=n < width, other=0.0)
     if HAS_WEIGHT:
@@ -160,8 +167,10 @@ def _pair_lora_kernel(
     LANES: tl.constexpr, NUM_LANES: tl.constexpr, TILES: tl.constexpr, NUM_LAUNCH_SITES: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, RANK_P2: tl.constexpr, SLOT_SCAN: tl.constexpr,
-    SPIN_LIMIT: tl.constexpr,
+    SPIN_LIMIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     PARTS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * SPLITS
     program = tl.program_id(0)
     num_parts = num_pairs * PARTS
@@ -170,13 +179,14 @@ def _pair_lora_kernel(
             x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, partial_ptr,
             program, site0, site1, site2, num_sites, num_slots,
             K, TOP_K, X_DIV, HAS_EXPERTS, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_K, SLOT_SCAN,
+            PDL,
         )  # fmt: skip
     else:
         _expand_tile(
             out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, weight_ptr,
             partial_ptr, seen_ptr, program - num_parts, site0, site1, site2, num_sites, num_slots,
             N, TOP_K, HAS_EXPERTS, HAS_WEIGHT, INTERLEAVED, ACCUMULATE, LANES, NUM_LANES, TILES,
-            NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_N, RANK_P2, SLOT_SCAN, SPIN_LIMIT,
+            NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_N, RANK_P2, SLOT_SCAN, SPIN_LIMIT, PDL,
         )  # fmt: skip
 
 
@@ -228,6 +238,7 @@ def pair_lora(
     seen = workspace.zeroed(("seen", *key), MAX_PAIRS * first)
     padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
     programs = num_pairs * (len(sites) * chunks * splits + first)
+    pdl = topk_ids is None and out.device.type == "cuda"
     _pair_lora_kernel[(programs,)](
         out, x, tables.arena, tables.a_offset, tables.b_offset, tables.rank, tables.num_a, token_slot,
         token_slot if topk_ids is None else topk_ids,
@@ -239,5 +250,5 @@ def pair_lora(
         NUM_LAUNCH_SITES=len(sites), ROWS=rows, CHUNKS=chunks, SPLITS=splits,
         BLOCK_K=tiles.block_k, BLOCK_N=block_n, RANK_P2=rank_p2,
         SLOT_SCAN=triton.next_power_of_2(num_slots) if tiles.slot_scan and num_slots <= 32 else 0,
-        SPIN_LIMIT=SPIN_LIMIT, num_warps=num_warps,
+        SPIN_LIMIT=SPIN_LIMIT, PDL=pdl, num_warps=num_warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

@@ -9,6 +9,9 @@ from lorikeet_kernels.tiling.tile_table import TileEntry, TileTable
 
 MAX_ELEMENTS = 128  # of a tile a thread: more spill
 MIN_ELEMENTS = 32
+MAX_SHARED_BYTES = 200_000
+MAX_SHRINK_ROWS = 64
+MAX_SPLITS = {16: 4, 32: 2, 64: 2}  # by rows a program: long columns of wide programs have enough of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,25 @@ def pair_candidates(shape: OpShape) -> Iterator[PairTiles]:
                         yield PairTiles(rows, block_k, block_n, warps, shape.num_pairs <= 64)
 
 
+def segment_candidates(shape: OpShape) -> Iterator[PairTiles]:
+    """Tiles of the kernel over blocks of tokens worth timing at `shape`."""
+    rows = 16 if shape.max_rank <= 16 else 32
+    for block_k in (256, 512, 1024):
+        if block_k < 2 * shape.in_features and shape.in_features <= 32 * block_k:
+            for block_n, warps in ((64, 2), (128, 2), (128, 4), (256, 4)):
+                yield PairTiles(rows, block_k, block_n, warps)
+
+
 def shrink_candidates(shape: OpShape, block_m: int) -> Iterator[ShrinkTiles]:
     """Tiles of a grouped shrink worth timing at `shape`."""
-    for block_k in (64, 128, 256):
-        for splits in (1, 2, 4):
-            for stages in (3, 5):
-                fits = block_k * (block_m + 64) * 2 * stages < 200_000
-                if fits and splits * block_k <= shape.in_features:
-                    yield ShrinkTiles(block_k, splits, 4, stages)
+    for joined in (1, 2, 4):
+        if joined * block_m > MAX_SHRINK_ROWS:
+            continue
+        for block_k, stages in ((64, 5), (128, 3), (256, 3)):
+            for splits in (1, 2, 4):
+                fits = block_k * (joined * block_m + 64) * 2 * stages < MAX_SHARED_BYTES
+                if fits and splits * block_k <= shape.in_features and splits <= MAX_SPLITS[joined * block_m]:
+                    yield ShrinkTiles(block_k, splits, 4, stages, joined)
 
 
 def expand_candidates(shape: OpShape, block_m: int) -> Iterator[ExpandTiles]:
@@ -74,10 +88,23 @@ def expand_candidates(shape: OpShape, block_m: int) -> Iterator[ExpandTiles]:
     for block_n in (128, 256):
         if block_m * block_n > 8192:
             continue
-        for span in (1, 2, 3, 4, 8):
-            for stages in (1, 2):
-                if span * block_n < 2 * shape.out_features and (span > 1 or stages == 1):
+        for span in (1, 2, 4, 8):
+            for stages in (1,) if span == 1 else (2, 3, 4):
+                fits = 2 * stages * block_n * (block_m + max(16, shape.max_rank)) < MAX_SHARED_BYTES
+                if fits and span * block_n < 2 * shape.out_features and stages <= span:
                     yield ExpandTiles(block_n, span, 4, stages)
+
+
+def candidates(stage: str, shape: OpShape, block_m: int) -> Iterator[PairTiles | ShrinkTiles | ExpandTiles]:
+    """What tune times for a stage of the table."""
+    if stage == "pair":
+        yield from pair_candidates(shape)
+    elif stage == "segment":
+        yield from segment_candidates(shape)
+    elif stage == "shrink":
+        yield from shrink_candidates(shape, block_m)
+    else:
+        yield from expand_candidates(shape, block_m)
 
 
 def is_done(table: TileTable, stage: str, shape: OpShape, block_m: int) -> bool:

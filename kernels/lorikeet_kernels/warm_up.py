@@ -6,6 +6,7 @@ values), so one launch for each distinct choice of tiles covers all batches up t
 
 import torch
 
+from lorikeet_kernels.group_blocks import block_capacity
 from lorikeet_kernels.lora_linear import lora_linear
 from lorikeet_kernels.lora_segments import make_lora_segments
 from lorikeet_kernels.lora_tables import LoraTables
@@ -15,10 +16,13 @@ from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.row_order import RowOrder
 from lorikeet_kernels.tiling import (
     OpShape,
+    is_alone,
+    is_segmented,
     is_ungrouped,
     select_block_m,
     select_expand,
     select_pair,
+    select_segment,
     select_shrink,
 )
 
@@ -92,9 +96,12 @@ def warm_up_linear(
     seen: set[object] = set()
     for num_tokens in range(1, max_tokens + 1):
         shape = OpShape("linear", in_features, sum(out_features), rank, num_tokens)
-        choice: object = select_pair(shape, name)
-        if not is_ungrouped(num_tokens, 1, num_slots):
-            block_m = select_block_m(num_tokens, 1, num_slots)
+        block_m = select_block_m(num_tokens, 1, num_slots)
+        if is_alone(num_tokens, num_slots):
+            choice: object = ("pair", select_pair(shape, name))
+        elif is_segmented(num_tokens, block_capacity(num_tokens, 1, num_slots, block_m), rank):
+            choice = ("segment", select_segment(shape, name), block_m)
+        else:
             choice = (select_shrink(shape, block_m, name), select_expand(shape, block_m, name), block_m)
         if choice in seen:
             continue

@@ -9,9 +9,17 @@ from lorikeet_kernels.tiling.tile_table import load
 ALWAYS_UNGROUPED_PAIRS = 256
 MAX_UNGROUPED_PAIRS = 1536
 MAX_REUSE = 2.0
+MIN_ROWS_OF_WIDE_BLOCKS = 12
 # measured on an H200: above a few hundred programs the early read of the slot column costs more than it hides
 MAX_SCAN_PAIRS = 64
-MIN_GROUPED_TOKENS = 64  # dense sites: below, every token reads its adapter's weights by itself
+# dense sites, measured likewise: below, every token reads its adapter's weights by itself
+MIN_SHARED_TOKENS = 17
+MIN_SHARING = 3.0
+MAX_ALONE_TOKENS = 256
+MAX_SEGMENT_TOKENS = 512
+MAX_SEGMENT_RANK = 32
+MAX_SEGMENT_BLOCKS = 128
+MAX_STAGED_BYTES = 160_000  # of shared memory, by the tiles that an expand loads ahead
 
 
 def is_ungrouped(num_pairs: int, num_experts: int, num_slots: int) -> bool:
@@ -26,6 +34,18 @@ def is_ungrouped(num_pairs: int, num_experts: int, num_slots: int) -> bool:
     groups = num_experts * num_slots
     distinct = groups * -math.expm1(-num_pairs / groups)
     return num_pairs <= MAX_UNGROUPED_PAIRS and num_pairs / distinct <= MAX_REUSE
+
+
+def is_alone(num_tokens: int, num_slots: int) -> bool:
+    """Whether a dense site's tokens each read their adapter's weights by themselves, without blocks."""
+    few = num_tokens < MIN_SHARED_TOKENS or num_tokens < MIN_SHARING * num_slots
+    return few and num_tokens <= MAX_ALONE_TOKENS
+
+
+def is_segmented(num_tokens: int, num_blocks: int, max_rank: int) -> bool:
+    """Whether a dense site whose tokens are in blocks takes one launch, or else a shrink and an expand."""
+    few = num_tokens <= MAX_SEGMENT_TOKENS and num_blocks <= MAX_SEGMENT_BLOCKS
+    return few and max_rank <= MAX_SEGMENT_RANK
 
 
 def _power_of_two(value: float, low: int, high: int) -> int:
@@ -48,12 +68,21 @@ def select_pair(shape: OpShape, device: str) -> PairTiles:
 
 
 @cache
+def select_segment(shape: OpShape, device: str) -> PairTiles:
+    """Tiles of the one-launch kernel over blocks of tokens."""
+    entry = load(device).nearest("segment", shape)
+    if entry is not None:
+        return PairTiles(**entry.tiles)
+    block_k = _power_of_two(shape.in_features / 16, 256, 512)
+    return PairTiles(
+        16 if shape.max_rank <= 16 else 32, block_k, 128 if shape.out_features < 8192 else 256, 4
+    )
+
+
+@cache
 def select_block_m(num_pairs: int, num_experts: int, num_slots: int) -> int:
-    """Rows of a grouped block: 16 until groups hold several blocks, since a block never spans two groups."""
-    per_group = num_pairs / (num_experts * num_slots)
-    if per_group < 40:
-        return 16
-    return 32 if per_group < 512 else 64
+    """Rows of a grouped block: 16 until most groups fill that, since a block never spans two groups."""
+    return 16 if num_pairs / (num_experts * num_slots) < MIN_ROWS_OF_WIDE_BLOCKS else 32
 
 
 @cache
@@ -63,7 +92,7 @@ def select_shrink(shape: OpShape, block_m: int, device: str) -> ShrinkTiles:
     if entry is not None:
         return ShrinkTiles(**entry.tiles)
     splits = 1 if shape.in_features <= 4096 or shape.num_pairs >= 16384 else 2
-    return ShrinkTiles(64 if block_m >= 64 else 128, splits, 4, 5 if block_m >= 64 else 3)
+    return ShrinkTiles(128, splits, 4, 3, 2 if block_m >= 32 and shape.num_pairs >= 4096 else 1)
 
 
 @cache
@@ -73,4 +102,6 @@ def select_expand(shape: OpShape, block_m: int, device: str) -> ExpandTiles:
     if entry is not None:
         return ExpandTiles(**entry.tiles)
     programs = shape.num_pairs / block_m * shape.out_features / 128
-    return ExpandTiles(128, _power_of_two(programs / 4000, 1, 8), 4, 1)
+    step_bytes = 2 * 128 * (block_m + max(16, shape.max_rank))
+    stages = min(3, max(1, MAX_STAGED_BYTES // step_bytes))
+    return ExpandTiles(128, _power_of_two(programs / 4000, 1, 8), 4, stages)

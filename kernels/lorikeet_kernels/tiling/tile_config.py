@@ -25,12 +25,16 @@ class PairTiles:
 
 @dataclass(frozen=True, slots=True)
 class ShrinkTiles:
-    """Tiles of a grouped shrink: `block_k` of the input a step, `splits` programs along it."""
+    """Tiles of a grouped shrink: `block_k` of the input a step, `splits` programs along it.
+
+    A program takes `joined` blocks of a group as one.
+    """
 
     block_k: int
     splits: int = 1
     num_warps: int = 4
     num_stages: int = 3
+    joined: int = 1
 
 
 @dataclass(frozen=True, slots=True)

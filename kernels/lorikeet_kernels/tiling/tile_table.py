@@ -16,9 +16,9 @@ NEAREST = 2.0  # an entry serves shapes with up to 4x fewer or more pairs (log2)
 
 @dataclass(frozen=True, slots=True)
 class TileEntry:
-    """The fastest tiles seen for a stage ("pair", "shrink", "expand") of an op at one shape.
+    """The fastest tiles seen for a stage ("pair", "segment", "shrink", "expand") of an op at one shape.
 
-    `block_m` is 0 for "pair". `us` is what was measured, for readers.
+    `block_m` is 0 for "pair" and "segment". `us` is what was measured, for readers.
     """
 
     stage: str

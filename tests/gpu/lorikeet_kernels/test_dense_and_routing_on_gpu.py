@@ -35,25 +35,32 @@ def _both(sites: list[SiteShape], slots: list[list[SlotSite]]) -> tuple[LoraTabl
 
 
 @pytest.mark.parametrize("in_features", [40, 61, 1000])
-@pytest.mark.parametrize("num_tokens", [1, 7, 13, 300, 1500])
-def test_fused_sites(in_features: int, num_tokens: int) -> None:
-    """q, k and v with ranks of their own, some absent, on both paths."""
-    as_float, on_gpu = _both([SiteShape(in_features, w) for w in WIDTHS], SLOTS)
+@pytest.mark.parametrize("num_tokens", [1, 7, 13, 40, 300, 1500])
+@pytest.mark.parametrize("max_rank", [16, 32, 33])
+def test_fused_sites(in_features: int, num_tokens: int, max_rank: int) -> None:
+    """q, k and v with ranks of their own, some absent, on all paths: by token, by segment, grouped."""
+    slots_of_ranks = [[SlotSite(min(s.rank, max_rank)) for s in row] for row in SLOTS]
+    as_float, on_gpu = _both([SiteShape(in_features, w) for w in WIDTHS], slots_of_ranks)
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, in_features, generator=generator).bfloat16()
     out = torch.randn(num_tokens, sum(WIDTHS), generator=generator).bfloat16()
     slots = torch.randint(-1, 3, (num_tokens,), generator=generator, dtype=torch.int32)
     expected = out.float()
     lora_linear(expected, x.float(), make_lora_segments(slots, 3), as_float, (0, 1, 2), WIDTHS)
-    got = out.to(GPU)
     segments = make_lora_segments(slots.to(GPU), 3, LoraWorkspace(GPU))
-    lora_linear(got, x.to(GPU), segments, on_gpu, (0, 1, 2), WIDTHS)
-    assert relative_error(got.cpu(), expected) < TOLERANCE[torch.bfloat16]
+    first = None
+    for _ in range(20):
+        got = out.to(GPU)
+        lora_linear(got, x.to(GPU), segments, on_gpu, (0, 1, 2), WIDTHS)
+        first = got if first is None else first
+        assert torch.equal(got, first)
+    assert first is not None
+    assert relative_error(first.cpu(), expected) < TOLERANCE[torch.bfloat16]
     same = (slots < 0) | (slots == 2)
-    assert torch.equal(got.cpu()[same], out[same])
+    assert torch.equal(first.cpu()[same], out[same])
 
 
-@pytest.mark.parametrize("num_tokens", [5, 700])
+@pytest.mark.parametrize("num_tokens", [5, 60, 700])
 def test_two_slices(num_tokens: int) -> None:
     """A fused dense gate_up, one slot with two A and one with one A."""
     as_float, on_gpu = _both([SiteShape(48, 160)], [[SlotSite(5, num_a=2)], [SlotSite(16)]])

@@ -19,6 +19,7 @@ from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.output_lanes import gate_up_lanes, site_lanes
 from lorikeet_kernels.pair_lora import pair_lora
 from lorikeet_kernels.row_order import RowOrder
+from lorikeet_kernels.segment_lora import segment_lora
 from lorikeet_kernels.testing import TOLERANCE, SiteShape, SlotSite, make_tables, relative_error
 from lorikeet_kernels.tiling import ExpandTiles, PairTiles, ShrinkTiles
 
@@ -58,7 +59,7 @@ def check_moe(dtype: torch.dtype, num_a: int, row_order: RowOrder, num_tokens: i
     assert torch.equal(blocks.starts[::4], groups.expert_indptr)
     out, down = torch.zeros_like(expected), torch.zeros_like(expected_down)
     h = torch.full((2, num_tokens * TOP_K, 1, 2, tables.max_rank), float("nan"))
-    grouped_shrink(h, x, blocks, tables, (0, 0, 0), ShrinkTiles(32, 2), x_div=TOP_K)
+    grouped_shrink(h, x, blocks, tables, (0, 0, 0), ShrinkTiles(32, 2, joined=2), x_div=TOP_K)
     grouped_expand(
         out, h, None, blocks, tables, (0, 0, 0), lanes, ExpandTiles(32, 2), interleaved=interleaved
     )
@@ -69,27 +70,58 @@ def check_moe(dtype: torch.dtype, num_a: int, row_order: RowOrder, num_tokens: i
     assert relative_error(down, expected_down) < TOLERANCE[dtype]
 
 
-def check_dense() -> None:
-    """Three fused sites, one absent for a slot, and embedding rows."""
+def check_dense(num_tokens: int) -> None:
+    """Three fused sites, one absent for a slot; one site of two slices; embedding rows."""
     widths = (48, 16, 24)
     slot_sites = [[SlotSite(8), SlotSite(0), SlotSite(16)], [SlotSite(3), SlotSite(24), SlotSite(16)]]
     tables: LoraTables = make_tables([SiteShape(HIDDEN, w) for w in widths], slot_sites, dtype=torch.float32)
-    slots = torch.tensor([0, 1, -1, 1, 0], dtype=torch.int32)
-    segments: LoraSegments = make_lora_segments(slots, 2)
-    x = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
-    expected, out = torch.zeros(5, sum(widths)), torch.zeros(5, sum(widths))
-    lora_linear_reference(expected, x, segments, tables, (0, 1, 2), widths)
-    pair_lora(out, x, slots, None, None, tables, (0, 1, 2), site_lanes(widths, (1, 1, 1)), PAIR, WORKSPACE)
-    assert relative_error(out, expected) < TOLERANCE[torch.float32]
-    ids = torch.tensor([3, 44, 0, 7, 7], dtype=torch.int32)
-    rows, want = torch.zeros(5, widths[0]), torch.zeros(5, widths[0])
+    generator = torch.Generator().manual_seed(num_tokens)
+    slots = torch.randint(-1, 2, (num_tokens,), generator=generator, dtype=torch.int32)
+    x = torch.randn(num_tokens, HIDDEN, generator=generator)
+    compare_dense(x, slots, tables, widths, (1, 1, 1))
+    two = make_tables([SiteShape(HIDDEN, 64)], [[SlotSite(5, num_a=2)], [SlotSite(16)]], dtype=torch.float32)
+    compare_dense(x, slots, two, (64,), (2,))
+    ids = torch.randint(0, HIDDEN, (num_tokens,), generator=generator, dtype=torch.int32)
+    rows, want = torch.zeros(num_tokens, widths[0]), torch.zeros(num_tokens, widths[0])
+    segments = make_lora_segments(slots, 2)
     lora_embedding_reference(want, ids, segments, tables, 0)
     embed_rows(rows, ids, segments, tables, 0)
     assert relative_error(rows, want) < TOLERANCE[torch.float32]
+
+
+def compare_dense(
+    x: torch.Tensor,
+    slots: torch.Tensor,
+    tables: LoraTables,
+    widths: tuple[int, ...],
+    slices: tuple[int, ...],
+) -> None:
+    """All three ways against the reference; those with phases twice."""
+    sites, lanes = tuple(range(len(widths))), site_lanes(widths, slices)
+    segments: LoraSegments = make_lora_segments(slots, 2)
+    base = torch.ones(x.shape[0], sum(widths))
+    expected = base.clone()
+    lora_linear_reference(expected, x, segments, tables, sites, widths, slices)
+    blocks = group_pairs(None, slots, 1, 2, 4, WORKSPACE)  # a slot's tokens fill several blocks
+    for _ in range(2):
+        out = base.clone()
+        pair_lora(out, x, slots, None, None, tables, sites, lanes, PAIR, WORKSPACE)
+        assert relative_error(out, expected) < TOLERANCE[torch.float32]
+        out = base.clone()
+        segment_lora(out, x, blocks, tables, sites, lanes, PAIR, WORKSPACE)
+        assert relative_error(out, expected) < TOLERANCE[torch.float32]
+        assert torch.equal(out[slots < 0], base[slots < 0])
+    out = base.clone()
+    padded = (*sites, *sites[:1] * (3 - len(sites)))
+    h = torch.full((2, x.shape[0], len(sites), max(slices), tables.max_rank), float("nan"))
+    grouped_shrink(h, x, blocks, tables, padded, ShrinkTiles(32, 2, joined=4), x_div=1)
+    grouped_expand(out, h, None, blocks, tables, padded, lanes, ExpandTiles(32, 2, num_stages=2))
+    assert relative_error(out, expected) < TOLERANCE[torch.float32]
 
 
 if __name__ == "__main__":
     check_moe(torch.float32, 1, "interleaved", 5)
     check_moe(torch.float32, 2, "interleaved", 3)
     check_moe(torch.float16, 2, "concatenated", 3)
-    check_dense()
+    check_dense(13)
+    check_dense(1)

@@ -7,10 +7,13 @@ from lorikeet_kernels.tiling import (
     OpShape,
     PairTiles,
     ShrinkTiles,
+    is_alone,
+    is_segmented,
     is_ungrouped,
     select_block_m,
     select_expand,
     select_pair,
+    select_segment,
     select_shrink,
 )
 from lorikeet_kernels.tiling.tile_table import TileEntry, TileTable, file_of, load, parse
@@ -20,6 +23,7 @@ from lorikeet_kernels.tune_plan import (
     pair_candidates,
     points_of,
     points_of_trace,
+    segment_candidates,
     shrink_candidates,
     to_json,
 )
@@ -33,7 +37,7 @@ def test_shipped_table_round_trips_and_makes_valid_tiles() -> None:
     table = load(H200)
     assert len(table.entries) > 100
     assert parse(to_json(table)) == parse(file_of(H200).read_text())
-    kinds = {"pair": PairTiles, "shrink": ShrinkTiles, "expand": ExpandTiles}
+    kinds = {"pair": PairTiles, "segment": PairTiles, "shrink": ShrinkTiles, "expand": ExpandTiles}
     for entry in table.entries:
         assert kinds[entry.stage](**entry.tiles)
         assert entry.us > 0
@@ -60,6 +64,7 @@ def test_every_shape_gets_tiles_on_an_unknown_device(rank: int, pairs: int) -> N
         assert tiles.block_n * max(16, rank) // (32 * tiles.num_warps) <= 128
         block_m = select_block_m(pairs, 8, 4)
         assert select_shrink(shape, block_m, "some other card").splits >= 1
+        assert select_segment(shape, "some other card").block_n >= 64
         assert select_expand(shape, block_m, "some other card").span >= 1
 
 
@@ -71,12 +76,24 @@ def test_path_follows_how_many_pairs_share_weights() -> None:
     assert not is_ungrouped(4096, 4096, 8)
 
 
+def test_dense_tokens_are_blocked_once_they_share_adapters() -> None:
+    """Few tokens, or few a slot, go by themselves; more in one launch of blocks; many grouped."""
+    assert is_alone(16, 1)
+    assert is_alone(32, 32)
+    assert not is_alone(32, 8)
+    assert not is_alone(1024, 1024)
+    assert is_segmented(32, 10, 16)
+    assert not is_segmented(32, 10, 64)
+    assert not is_segmented(4096, 136, 16)
+
+
 def test_candidates_fit() -> None:
     """Each stage has candidates, and none asks a thread for more than it can hold."""
     pairs = list(pair_candidates(GATE_UP))
     assert len(pairs) > 10
     assert all(t.rows * t.block_k // (32 * t.num_warps) <= 128 for t in pairs)
     assert list(shrink_candidates(GATE_UP, 32))
+    assert list(segment_candidates(GATE_UP))
     assert all(t.block_n >= 16 for t in expand_candidates(GATE_UP, 32))
 
 
