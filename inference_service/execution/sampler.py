@@ -30,6 +30,7 @@ def sampling_batch(
         position=tensor(list(positions), torch.int64),
         all_greedy=all(p.temperature == 0 for p in params),
         any_cut=any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params),
+        any_top_k=any(p.temperature > 0 and p.top_k > 0 for p in params),
     )
 
 

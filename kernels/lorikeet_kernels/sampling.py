@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from lorikeet_kernels.sample_rows import sample_rows
+
 _MASK32 = 0xFFFFFFFF
 NO_TOKEN = -1
 
@@ -31,6 +33,7 @@ class SamplingBatch:
     position: torch.Tensor  # [B] int64, index of the sampled token in its sequence
     all_greedy: bool
     any_cut: bool  # some row has top_k or top_p
+    any_top_k: bool = True  # some row may have top_k
 
 
 def sample_reference(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -88,4 +91,14 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         raise ValueError(
             f"sample: parameters {tuple(batch.temperature.shape)} do not fit logits {tuple(logits.shape)}"
         )
-    return sample_reference(logits, batch)
+    if logits.device.type == "cpu" or (batch.any_cut and batch.any_top_k) or logits.stride(1) != 1:
+        return sample_reference(logits, batch)
+    return sample_rows(
+        logits,
+        batch.temperature,
+        batch.top_p,
+        batch.seed,
+        batch.position,
+        all_greedy=batch.all_greedy,
+        any_top_p=batch.any_cut,
+    )

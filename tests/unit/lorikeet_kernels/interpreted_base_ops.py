@@ -25,6 +25,8 @@ from lorikeet_kernels.paged_attention import paged_attention_reference
 from lorikeet_kernels.paged_decode import paged_decode
 from lorikeet_kernels.paged_prefill import paged_prefill
 from lorikeet_kernels.rms_norm import norm_rows, rms_norm_reference
+from lorikeet_kernels.sample_rows import sample_rows
+from lorikeet_kernels.sampling import SamplingBatch, sample_reference
 from lorikeet_kernels.testing import TOLERANCE, relative_error
 from lorikeet_kernels.tiling.attention_tiles import DecodeTiles, PrefillTiles
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
@@ -153,6 +155,37 @@ def check_attention_inputs() -> None:
             assert torch.equal(mine[:, q_heads:], heads[:, q_heads:])
 
 
+def check_sampling() -> None:
+    """Greedy, drawn and nucleus rows in one batch, ties, masks, rows without a distribution, every finish."""
+    rows, vocab = 12, 1500
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * 2
+    logits[0, [70, 1200]] = 9.0
+    logits[3, 44] = float("nan")
+    logits[4, 44] = float("inf")
+    logits[5, :1400] = float("-inf")
+    temperature = torch.tensor([0.0, 1.0, 0.7, 1.0, 0.0, 1.0, 1.0, 2.0, 1.0, 1e-6, 1.0, 1.0])
+    top_p = torch.tensor([1.0, 1.0, 0.9, 0.5, 1.0, 0.3, 0.05, 0.5, 1e-9, 0.5, 0.2, 0.8])
+    seed = torch.tensor([5, -1, 2**62, 7, 7, 7, 0, 1, 2, 3, 4, -(2**40)])
+    position = torch.arange(rows) * 1000 + 3
+    for shift in range(2):
+        cut = SamplingBatch(
+            temperature, torch.zeros(rows, dtype=torch.int64), top_p, seed + shift, position,
+            all_greedy=False, any_cut=True,
+        )  # fmt: skip
+        for batch in (cut, replace(cut, any_cut=False, top_p=torch.ones(rows))):
+            for rounds in (0, 3):
+                got = sample_rows(
+                    logits, temperature, batch.top_p, batch.seed, position,
+                    all_greedy=False, any_top_p=batch.any_cut, num_rounds=rounds, num_chunks=2,
+                )  # fmt: skip
+                assert torch.equal(got, sample_reference(logits, batch))
+    greedy = replace(cut, temperature=torch.zeros(rows), all_greedy=True, any_cut=False)
+    got = sample_rows(
+        logits, greedy.temperature, top_p, seed, position, all_greedy=True, any_top_p=False, num_chunks=4
+    )
+    assert torch.equal(got, sample_reference(logits, greedy))
+
+
 BLOCK = 4
 
 
@@ -216,6 +249,7 @@ def check_paged_attention() -> None:
 CASES: dict[str, Callable[[], None]] = {
     "expert_blocks": check_expert_blocks,
     "attention_inputs": check_attention_inputs,
+    "sampling": check_sampling,
     "row_ops": check_row_ops,
     "expert_gemm": check_expert_gemm,
     "moe_sum": check_moe_sum,

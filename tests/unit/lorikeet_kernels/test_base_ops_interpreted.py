@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-CASES = ("attention_inputs", "row_ops", "expert_blocks", "expert_gemm", "moe_sum", "paged_attention")
+CASES = (
+    "attention_inputs",
+    "row_ops",
+    "sampling",
+    "expert_blocks",
+    "expert_gemm",
+    "moe_sum",
+    "paged_attention",
+)
 
 
 @pytest.mark.parametrize("case", CASES)

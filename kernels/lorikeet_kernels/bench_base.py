@@ -1,0 +1,228 @@
+"""`python -m lorikeet_kernels.bench_base`: the base ops on this GPU, with the share of each one's floor.
+
+Floors count the bytes that must move at FLOOR_BYTES_PER_S, or the multiplications at FLOOR_FLOP_PER_S where
+those take longer. Every figure is a median over CUDA graphs of cold input sets.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from lorikeet_kernels.attention_inputs import attention_inputs
+from lorikeet_kernels.attention_metadata import AttentionMetadata
+from lorikeet_kernels.bench_problem import MODELS, MoeModel
+from lorikeet_kernels.device_name import device_name
+from lorikeet_kernels.expert_blocks import expert_blocks
+from lorikeet_kernels.gated_activation import SILU, GatedActivation
+from lorikeet_kernels.graph_timing import time_interleaved
+from lorikeet_kernels.moe_experts import ExpertProjection, moe_experts
+from lorikeet_kernels.mxfp4 import Mxfp4Weight
+from lorikeet_kernels.mxfp4_layout import lay_out_mxfp4
+from lorikeet_kernels.paged_attention import paged_attention
+from lorikeet_kernels.rms_norm import rms_norm
+from lorikeet_kernels.routing import route_softmax
+from lorikeet_kernels.sampling import SamplingBatch, sample
+
+FLOOR_BYTES_PER_S = 4.3e12
+FLOOR_FLOP_PER_S = 790e12
+BF16 = torch.bfloat16
+GPT_OSS_ACTIVATION = GatedActivation(1.702, 7.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure: microseconds, the floor in microseconds, and TFLOP/s where arithmetic bounds it."""
+
+    name: str
+    value: float
+    unit: str
+    floor: float
+    tflops: float | None = None
+
+    def __str__(self) -> str:
+        rate = "" if self.tflops is None else f" {self.tflops:6.0f} TFLOP/s"
+        share = f"floor {self.floor:8.1f} {self.floor / self.value:5.0%}"
+        return f"{self.name:44} {self.value:9.1f} {self.unit} {share}{rate}"
+
+
+def _row(name: str, calls: Sequence[Callable[[], object]], num_bytes: float, flop: float = 0.0) -> Row:
+    us = time_interleaved({name: [_silent(call) for call in calls]})[name]
+    floor = max(num_bytes / FLOOR_BYTES_PER_S, flop / FLOOR_FLOP_PER_S) * 1e6
+    return Row(name, round(us, 2), "us", round(floor, 2), round(flop / us * 1e-6, 1) if flop else None)
+
+
+def _silent(call: Callable[[], object]) -> Callable[[], None]:
+    def run() -> None:
+        call()
+
+    return run
+
+
+def _projection(
+    experts: int, rows: int, columns: int, model: MoeModel, *, is_gate_up: bool, packed: bool
+) -> ExpertProjection:
+    order = model.row_order if is_gate_up else None
+    bias = torch.randn(experts, rows, device="cuda").to(BF16) if model.num_a == 1 else None
+    if not packed:
+        weight = torch.randn(experts, rows, columns, device="cuda", dtype=BF16) * columns**-0.5
+        return ExpertProjection(weight, bias, order)
+    shape = (experts, rows, columns // 32)
+    blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, device="cuda")
+    scales = torch.randint(115, 123, shape, dtype=torch.uint8, device="cuda")
+    return ExpertProjection(lay_out_mxfp4(Mxfp4Weight(blocks, scales), pairing=order), bias, order)
+
+
+def bench_moe(model: MoeModel, tokens: Sequence[int], *, packed: bool) -> Iterator[Row]:
+    """The whole layer: routing of given logits, cut, both GEMMs with all that is fused, sum."""
+    activation = GPT_OSS_ACTIVATION if model.num_a == 1 else SILU
+    layers = [
+        (
+            _projection(
+                model.num_experts, 2 * model.inner, model.hidden, model, is_gate_up=True, packed=packed
+            ),
+            _projection(model.num_experts, model.hidden, model.inner, model, is_gate_up=False, packed=packed),
+        )
+        for _ in range(6 if packed else 3)
+    ]
+    weight_bytes = 3 * model.inner * model.hidden * (17 / 32 if packed else 2)
+    for num_tokens in tokens:
+        sets = 12 if num_tokens <= 4 else 6 if num_tokens <= 512 else 2
+        logits = [torch.randn(num_tokens, model.num_experts, device="cuda").to(BF16) for _ in range(sets)]
+        inputs = [torch.randn(num_tokens, model.hidden, device="cuda").to(BF16) for _ in range(sets)]
+
+        def run(
+            index: int, logits: list[torch.Tensor] = logits, inputs: list[torch.Tensor] = inputs
+        ) -> object:
+            weights, ids = route_softmax(logits[index], model.top_k, renormalize=True)
+            gate_up, down = layers[index % len(layers)]
+            return moe_experts(inputs[index], weights, ids, gate_up, down, activation)
+
+        chosen = [route_softmax(one, model.top_k, renormalize=True)[1] for one in logits]
+        touched = statistics.mean(len(set(ids.flatten().tolist())) for ids in chosen)
+        yield _row(
+            f"moe {'mxfp4' if packed else 'bf16'} {model.name} T={num_tokens}",
+            [lambda i=i: run(i) for i in range(sets)],
+            touched * weight_bytes + 4 * num_tokens * model.hidden,
+            6.0 * num_tokens * model.top_k * model.hidden * model.inner,
+        )
+
+
+def _metadata(requests: int, length: int, queries: int) -> AttentionMetadata:
+    blocks = -(-length // 16)
+    tables = torch.randperm(requests * blocks, device="cuda").to(torch.int32).view(requests, blocks)
+    starts = torch.arange(requests + 1, device="cuda", dtype=torch.int32) * queries
+    lens = torch.full((requests,), length, dtype=torch.int32, device="cuda")
+    return AttentionMetadata(starts, lens, tables, torch.zeros(0, dtype=torch.int64), (), ())
+
+
+def bench_attention(heads: int, kv_heads: int, dim: int) -> Iterator[Row]:
+    """Decodes of 32 x 2k and 8 x 32k, and one causal prefill of 8k."""
+    for name, requests, length, queries in (
+        ("decode 32x2k", 32, 2048, 1),
+        ("decode 8x32k", 8, 32768, 1),
+        ("prefill 1x8k", 1, 8192, 8192),
+    ):
+        calls: list[Callable[[], object]] = []
+        for _ in range(1 if queries > 1 else 3):
+            metadata = _metadata(requests, length, queries)
+            shape = (metadata.block_tables.numel(), 16, kv_heads, dim)
+            keys, values = torch.randn(2, *shape, device="cuda", dtype=BF16)
+            fused = torch.randn(requests * queries, heads + 2 * kv_heads, dim, device="cuda", dtype=BF16)
+            q, out = fused[:, :heads], fused.new_empty(requests * queries, heads, dim)
+            calls.append(
+                lambda q=q, k=keys, v=values, m=metadata, o=out: paged_attention(q, k, v, m, dim**-0.5, o)
+            )
+        flop = 2.0 * heads * dim * length * length if queries > 1 else 0.0
+        num_bytes = 4.0 * requests * length * kv_heads * dim
+        yield _row(f"attention {name} {heads}/{kv_heads} head {dim}", calls, num_bytes, flop)
+
+
+def bench_sampling(rows: int = 64, vocab: int = 201_088) -> Iterator[Row]:
+    """Greedy, drawn from all, and from the 0.9 nucleus, bf16 logits."""
+    logits = [torch.randn(rows, vocab, device="cuda").mul_(3).to(BF16) for _ in range(6)]
+    index = torch.arange(rows, device="cuda")
+    for name, temperature, top_p in (("greedy", 0.0, 1.0), ("drawn", 1.0, 1.0), ("top-p 0.9", 1.0, 0.9)):
+        batch = SamplingBatch(
+            temperature=torch.full((rows,), temperature, device="cuda"),
+            top_k=torch.zeros_like(index),
+            top_p=torch.full((rows,), top_p, device="cuda"),
+            seed=index,
+            position=index,
+            all_greedy=temperature == 0,
+            any_cut=top_p < 1,
+            any_top_k=False,
+        )
+        calls = [lambda x=x, batch=batch: sample(x, batch) for x in logits]
+        yield _row(f"sampling {name} {rows}x{vocab}", calls, 2.0 * rows * vocab)
+
+
+def bench_small() -> Iterator[Row]:
+    """What lies between the GEMMs of gpt-oss-20b, and its dense linears by cuBLAS."""
+    for tokens in (1, 64, 4096):
+        x, residual = torch.randn(2, tokens, 2880, device="cuda", dtype=BF16)
+        weight = torch.ones(2880, device="cuda", dtype=BF16)
+        call = lambda x=x, w=weight, r=residual: rms_norm(x, w, 1e-5, r)  # noqa: E731
+        yield _row(f"rms_norm with residual T={tokens}", [call] * 8, 8.0 * tokens * 2880)
+        heads = torch.randn(tokens, 80, 64, device="cuda", dtype=BF16)
+        caches = torch.zeros(2, 300, 16, 8, 64, device="cuda", dtype=BF16)
+        slots, places = torch.arange(tokens, device="cuda"), torch.arange(tokens, device="cuda")
+        table = torch.randn(8192, 2, 32, device="cuda")
+        call = lambda h=heads, c=caches, s=slots, p=places, t=table: attention_inputs(  # noqa: E731
+            h, c[0], c[1], s, positions=p, table=t
+        )
+        yield _row(f"rotary and cache write T={tokens}", [call] * 8, 4.0 * tokens * 80 * 64)
+        ids = torch.rand(tokens, 32, device="cuda").topk(4, dim=1).indices.to(torch.int32)
+        yield _row(
+            f"cut into blocks T={tokens}", [lambda ids=ids: expert_blocks(ids, 32, 64)] * 8, 32.0 * tokens
+        )
+    for name, rows, columns in (("qkv", 5120, 2880), ("o", 2880, 4096)):
+        weights = [torch.randn(rows, columns, device="cuda", dtype=BF16) for _ in range(12)]
+        for tokens in (1, 4, 32):
+            x = torch.randn(tokens, columns, device="cuda", dtype=BF16)
+            calls = [lambda x=x, w=w: F.linear(x, w) for w in weights]
+            yield _row(f"linear {name} T={tokens}", calls, 2.0 * rows * columns)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line a figure; exit status 2 where there is no GPU."""
+    parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.bench_base", description=__doc__)
+    parser.add_argument("--only", default="mxfp4,bf16,attention,sampling,small")
+    parser.add_argument("--json", type=Path, help="write the rows here too")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.stderr.write("bench_base: needs a GPU, torch.cuda.is_available() is False here\n")
+        return 2
+    models = {model.name: model for model in MODELS}
+    tokens = (1, 4, 16, 32, 64, 256, 1024, 4096)
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
+        "mxfp4": lambda: bench_moe(models["gpt-oss-20b"], tokens, packed=True),
+        "bf16": lambda: bench_moe(models["gpt-oss-20b"], tokens, packed=False),
+        "qwen3": lambda: bench_moe(models["qwen3-30b-a3b"], tokens, packed=False),
+        "attention": lambda: (
+            row for shape in ((64, 8, 64), (32, 4, 128)) for row in bench_attention(*shape)
+        ),
+        "sampling": bench_sampling,
+        "small": bench_small,
+    }
+    rows: list[Row] = []
+    sys.stdout.write(f"{device_name(torch.empty(0, device='cuda'))}\n")
+    for part in options.only.split(","):
+        for row in parts[part]():
+            rows.append(row)
+            sys.stdout.write(f"{row}\n")
+            sys.stdout.flush()
+        torch.cuda.empty_cache()
+        if options.json:
+            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
