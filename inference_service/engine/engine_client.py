@@ -279,6 +279,11 @@ class EngineClient:
                 self._route(await process.receive())
         except EngineDeadError as error:
             return error
+        except Exception as error:
+            # Without this task nobody would notice a death any more: an engine that says what we cannot take
+            # is as good as dead.
+            log.exception("engine.not_understood", instance_id=self.instance_id)
+            return EngineDeadError(f"what it said could not be taken: {type(error).__name__}")
 
     async def _restart(self) -> None:
         try:

@@ -8,6 +8,7 @@ import uuid
 
 import msgspec
 import structlog
+import zmq
 
 from inference_service.domain.engine import EngineInfo
 from inference_service.domain.errors import EngineDeadError
@@ -54,7 +55,7 @@ class EngineProcess:
         """
         try:
             engine = cls(*await _spawn(config), config.stall_timeout_s)
-        except OSError as error:
+        except (OSError, zmq.ZMQError) as error:
             raise EngineDeadError(f"the engine process could not be spawned: {error}") from error
         try:
             async with asyncio.timeout(config.start_timeout_s):

@@ -246,36 +246,6 @@ async def test_engine_death_fails_streams_and_is_healed(tmp_path: Path, token: i
         assert end.tier_hit is ResidencyTier.ABSENT
 
 
-async def test_a_stalled_engine_is_replaced(tmp_path: Path) -> None:
-    """Stopped, it is not dead and not alive: its stream ends in time, and the next engine answers."""
-    async with running(make_config(tmp_path, "step_s=0.005", stall_timeout_s=1.0)) as engine:
-        outputs = engine.generate(make_request("victim", max_tokens=390))
-        await anext(outputs)
-        assert engine._process is not None
-        os.kill(engine._process._process.pid, signal.SIGSTOP)
-        with pytest.raises(EngineDeadError):
-            async with asyncio.timeout(30):
-                async for _ in outputs:
-                    pass
-
-        async def is_back() -> bool:
-            return engine.is_alive
-
-        await eventually(is_back, 30)
-        tokens, _ = await collect(engine, make_request("after"))
-        assert tokens == expected_tokens(None, (1, 2, 3), 4)
-
-
-async def test_a_quiet_or_slow_engine_is_left_alone(tmp_path: Path) -> None:
-    """Idle for longer than the stall timeout, or busy with a step of most of it: the same life goes on."""
-    async with running(make_config(tmp_path, "step_s=0.5", stall_timeout_s=0.8)) as engine:
-        life = engine.instance_id
-        await asyncio.sleep(2.0)
-        tokens, _ = await collect(engine, make_request("slow", max_tokens=3))
-        assert tokens == expected_tokens(None, (1, 2, 3), 3)
-        assert engine.instance_id == life
-
-
 async def test_engine_that_cannot_start_says_why() -> None:
     """The factory's error is in the message."""
     with pytest.raises(EngineDeadError, match="the model directory is empty"):
