@@ -32,7 +32,7 @@ RUN groupadd --gid 10001 lorikeet \
  && chmod 0700 /var/lib/lorikeet/manager
 COPY --from=build /opt/lorikeet /opt/lorikeet
 ENV PATH=/opt/lorikeet/bin:$PATH PYTHONUNBUFFERED=1
-USER lorikeet
+USER 10001:10001
 WORKDIR /var/lib/lorikeet
 EXPOSE 50052 9402
 STOPSIGNAL SIGTERM

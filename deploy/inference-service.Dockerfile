@@ -33,7 +33,7 @@ RUN groupadd --gid 10001 lorikeet \
  && chown -R lorikeet:lorikeet /var/lib/lorikeet
 COPY --from=build /opt/lorikeet /opt/lorikeet
 ENV PATH=/opt/lorikeet/bin:$PATH PYTHONUNBUFFERED=1
-USER lorikeet
+USER 10001:10001
 WORKDIR /var/lib/lorikeet
 EXPOSE 50051 9401
 STOPSIGNAL SIGTERM
@@ -45,6 +45,6 @@ USER root
 RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev \
  && rm -rf /var/lib/apt/lists/*
-USER lorikeet
+USER 10001:10001
 
 FROM runtime AS cpu

@@ -87,12 +87,20 @@ def _is_ignored(deployment: Deployment, path: str) -> bool:
 
 def _user_problems(parsed: Dockerfile, target: str) -> list[str]:
     users = [i.text for i in parsed.instructions(target, "USER")]
-    if not users or users[-1] in {"root", "0"}:
+    if not users or users[-1].partition(":")[0] in {"root", "0"}:
         return ["runs as root"]
-    runs = "\n".join(i.text for i in parsed.instructions(target, "RUN"))
-    if users[-1] not in [command.split()[-1] for command in re.findall(r"useradd [^&\n]*", runs)]:
+    # By number: an orchestrator cannot tell whether a name is root's.
+    runs = " && ".join(i.text for i in parsed.instructions(target, "RUN"))
+    commands = [command.split() for command in runs.split("&&")]
+    groups = {c[-1]: c[c.index("--gid") + 1] for c in commands if c[0] == "groupadd"}
+    made = {
+        f"{c[c.index('--uid') + 1]}:{groups.get(c[c.index('--gid') + 1])}": c[-1]
+        for c in commands
+        if c[0] == "useradd"
+    }
+    if (name := made.get(users[-1])) is None:
         return [f"user {users[-1]} is not made"]
-    if not re.search(rf"chown -R {users[-1]}:{users[-1]} /var/lib/lorikeet(\s|$)", runs):
+    if ["chown", "-R", f"{name}:{name}", "/var/lib/lorikeet"] not in commands:
         return [f"user {users[-1]} does not own its directories"]
     return []
 
