@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from tests.support.stack import Completion, Stack
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+GREEDY_TOKENS = 16  # what the golden outputs hold for each prompt
 
 
 def _checker() -> ModuleType:
@@ -30,10 +31,14 @@ CHECKER = _checker()
 
 @dataclass(frozen=True, slots=True)
 class GoldenModel:
-    """A fixture model. `golden` is the model whose adapters and golden outputs are its own, too."""
+    """A fixture model. `golden` is the model whose adapters and golden outputs are its own, too.
+
+    `is_always` False: compared through gRPC by `make golden` and `make test-long` only.
+    """
 
     name: str
     golden: str
+    is_always: bool = False
 
     @property
     def base(self) -> str:
@@ -45,15 +50,44 @@ class GoldenModel:
         """Rows of the head, those beyond the tokenizer included."""
         return json.loads((FIXTURES / "models" / self.name / "config.json").read_text())["vocab_size"]
 
+    @property
+    def mixed(self) -> tuple[str, ...]:
+        """Four adapters that between them change most kinds of sites, for batches that mix them."""
+        return MIXED[self.golden]
+
     def adapters(self, expect: str = "load") -> list[dict[str, str]]:
         """The manifest's adapters with the given expected outcome."""
         return manifest_adapters(self.golden, expect)
 
 
+# By model: the router, the experts or the MLP, attention alone, and ranks and layouts that differ.
+_EXPERTS_TOO = ("attn-experts-r16", "router-r4", "rslora-r4-patterns")
+MIXED = {
+    "qwen3_moe": ("attn-r8", "router-r4", "head-embed-r8", "legacy-per-expert-r6"),
+    "gpt_oss": ("attn-r8", "router-r4", "experts-r4.unsloth-projs", "rslora-r4-patterns"),
+    "mixtral": ("attn-experts-r16", "router-r4", "head-embed-r8", "legacy-w123-r4"),
+    "llama": ("attn-mlp-r16", "head-r8", "embed-r4", "rslora-r4-patterns"),
+    "qwen3": ("attn-mlp-r16", "head-r8", "embed-r4", "rslora-r4-patterns"),
+    "olmoe": (*_EXPERTS_TOO, "experts-r4.fused-reversed"),
+    "qwen2_moe": (*_EXPERTS_TOO, "experts-r4.per-expert"),
+    "granitemoe": (*_EXPERTS_TOO, "experts-1layer-r8"),
+    "llama4": (*_EXPERTS_TOO, "experts-r4.fused-standard"),
+    "deepseek_v3": (*_EXPERTS_TOO, "legacy-all-linear-r4"),
+    "deepseek_v2": (*_EXPERTS_TOO, "experts-r4.per-expert"),
+}
 GOLDEN_MODELS = (
-    GoldenModel("qwen3_moe", "qwen3_moe"),
-    GoldenModel("gpt_oss", "gpt_oss"),
-    GoldenModel("gpt_oss_mxfp4", "gpt_oss"),
+    GoldenModel("qwen3_moe", "qwen3_moe", is_always=True),
+    GoldenModel("gpt_oss", "gpt_oss", is_always=True),
+    GoldenModel("gpt_oss_mxfp4", "gpt_oss", is_always=True),
+    GoldenModel("mixtral", "mixtral"),
+    GoldenModel("llama", "llama"),
+    GoldenModel("qwen3", "qwen3"),
+    GoldenModel("olmoe", "olmoe"),
+    GoldenModel("qwen2_moe", "qwen2_moe"),
+    GoldenModel("granitemoe", "granitemoe"),
+    GoldenModel("llama4", "llama4", is_always=True),
+    GoldenModel("deepseek_v3", "deepseek_v3", is_always=True),
+    GoldenModel("deepseek_v2", "deepseek_v2"),
 )
 
 
@@ -77,7 +111,7 @@ async def golden_answers(stack: Stack, model: GoldenModel, adapter: str | None) 
             stack.generate(
                 ids,
                 adapter=adapter,
-                max_tokens=16,
+                max_tokens=GREEDY_TOKENS,
                 ignore_eos=True,
                 logprobs=vocab,
                 **({"prompt_logprobs": vocab} if name == "p33" else {}),

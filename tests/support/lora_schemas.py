@@ -5,6 +5,8 @@ import json
 import struct
 from pathlib import Path
 
+from inference_service.models import describe_model
+from inference_service.models.lora_sites import lora_schema
 from lorikeet_contract.schema import LoraSchema, LoraSite, ParameterLayout, RowOrder, SiteKind, SiteSlice
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
@@ -147,3 +149,11 @@ def mixtral() -> LoraSchema:
 
 
 SCHEMAS = {"qwen3_moe": qwen3_moe, "gpt_oss": gpt_oss, "llama4": llama4, "mixtral": mixtral}
+
+
+def schema_of(model: str) -> LoraSchema:
+    """A fixture model's: written by hand where it is, else what its node declares."""
+    if model in SCHEMAS:
+        return SCHEMAS[model]()
+    spec = describe_model(FIXTURES / "models" / model).spec
+    return lora_schema(spec, lambda name: stored_weight(model, name))

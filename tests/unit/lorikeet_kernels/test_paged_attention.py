@@ -151,3 +151,24 @@ def test_misfits_are_refused() -> None:
         paged_attention(q, keys, values, metadata, 1.0, torch.empty(1, 4, 7))
     with pytest.raises(ValueError, match="do not fit caches"):
         kv_write(q, q, keys, values, torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 7])
+def test_chunks_hide_what_lies_before_them(chunk: int) -> None:
+    """A query sees its own chunk only: as if the request had begun there, at any block border."""
+    shares = [(0, 7), (13, 1), (5, 6), (8, 1)]
+    q, keys, values, metadata, tables = make_case(shares, 4, 2, 8)
+    out = torch.full_like(q, float("nan"))
+    paged_attention(q, keys, values, metadata, 0.25, out, chunk=chunk)
+    row = 0
+    for table, (computed, scheduled) in zip(tables, shares, strict=True):
+        for position in range(computed, computed + scheduled):
+            first = position - position % chunk
+            cells = [(table[p // BLOCK], p % BLOCK) for p in range(first, position + 1)]
+            for head in range(4):
+                own_keys, own_values = (
+                    [cache[cell][head // 2] for cell in cells] for cache in (keys, values)
+                )
+                expected = naive(q[row, head], own_keys, own_values, position - first, None, None)
+                assert torch.allclose(out[row, head].double(), expected, atol=1e-5)
+            row += 1

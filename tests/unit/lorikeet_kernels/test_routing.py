@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from lorikeet_kernels.routing import route_sigmoid, route_sigmoid_grouped, route_softmax
+from lorikeet_kernels.routing import (
+    route_sigmoid,
+    route_sigmoid_grouped,
+    route_softmax,
+    route_softmax_grouped,
+)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 300])
@@ -48,6 +53,23 @@ def test_sigmoid_grouped_stays_within_the_best_groups() -> None:
         assert ids[t].tolist() == chosen
         plain = torch.sigmoid(logits[t, chosen])
         torch.testing.assert_close(weights[t], plain / plain.sum() * 2.5)
+
+
+@pytest.mark.parametrize(("num_groups", "top_k_groups"), [(1, 1), (4, 2), (4, 4), (8, 3)])
+def test_softmax_grouped_stays_within_the_best_groups(num_groups: int, top_k_groups: int) -> None:
+    """A group counts by its best expert; weights are the whole softmax's, scaled."""
+    logits = torch.randn(13, 16, generator=torch.Generator().manual_seed(5))
+    weights, ids = route_softmax_grouped(
+        logits, 3, num_groups=num_groups, top_k_groups=top_k_groups, scale=16.0
+    )
+    size = 16 // num_groups
+    for t in range(13):
+        scores = torch.softmax(logits[t], 0).tolist()
+        best = sorted(range(num_groups), key=lambda g: -max(scores[g * size : (g + 1) * size]))
+        allowed = [e for e in range(16) if e // size in best[:top_k_groups]]
+        chosen = sorted(allowed, key=lambda e: -scores[e])[:3]
+        assert ids[t].tolist() == chosen
+        torch.testing.assert_close(weights[t], torch.tensor([scores[e] * 16.0 for e in chosen]))
 
 
 def test_sigmoid_top1() -> None:

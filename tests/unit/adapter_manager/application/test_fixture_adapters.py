@@ -8,14 +8,16 @@ from adapter_manager.domain.errors import UnsupportedAdapterError
 from adapter_manager.domain.layout_options import ExpertOrientation, LayoutOptions
 from tests.support.adapter_directories import ingest
 from tests.support.lora_deltas import assert_same, peft_deltas
-from tests.support.lora_schemas import FIXTURES, SCHEMAS
+from tests.support.lora_schemas import FIXTURES, SCHEMAS, schema_of
 
 ADAPTERS = FIXTURES / "adapters"
-ALL = sorted(f"{p.parent.name}/{p.name}" for model in SCHEMAS for p in (ADAPTERS / model).iterdir())
+ALL = sorted(f"{path.parent.name}/{path.name}" for path in ADAPTERS.glob("*/*"))
 REFUSED = {
     "qwen3_moe/dora-r4": "use_dora",
     "gpt_oss/bias-all-r4": "bias",
     "gpt_oss/lora-bias-r4": "lora_bias",
+    "llama/dora-r4": "use_dora",
+    "llama/modules-to-save-r4": "modules_to_save",
 }
 LAYOUTS = {
     "qwen3_moe/experts-r4": "peft-fused",
@@ -26,6 +28,11 @@ LAYOUTS = {
     "llama4/experts-r4": "peft-fused-exchanged",
     "llama4/experts-r4.fused-standard": "peft-fused",
     "mixtral/legacy-w123-r4": "per-expert",
+    "olmoe/experts-r4": "peft-fused",
+    "olmoe/experts-r4.fused-reversed": "peft-fused-exchanged",
+    "granitemoe/experts-r4": "peft-fused",
+    "qwen2_moe/experts-r4.per-expert": "per-expert",
+    "deepseek_v3/legacy-all-linear-r4": "per-expert",
 }
 
 
@@ -37,7 +44,7 @@ def is_exchanged(name: str) -> bool:
 @pytest.mark.parametrize("name", [n for n in ALL if n not in REFUSED])
 def test_payload_equals_pefts_formulas(name: str, tmp_path: Path) -> None:
     """Float64 deltas of every site and expert agree, and the report counts every tensor once."""
-    schema = SCHEMAS[name.partition("/")[0]]()
+    schema = schema_of(name.partition("/")[0])
     built, deltas = ingest(ADAPTERS / name, schema, tmp_path)
     assert_same(deltas, peft_deltas(ADAPTERS / name, schema, is_exchanged=is_exchanged(name)))
     report = built.report
@@ -51,7 +58,7 @@ def test_payload_equals_pefts_formulas(name: str, tmp_path: Path) -> None:
 def test_feature_that_is_not_served_is_refused_by_name(name: str, tmp_path: Path) -> None:
     """Refused with the field that asks for it, and no payload is left."""
     with pytest.raises(UnsupportedAdapterError) as caught:
-        ingest(ADAPTERS / name, SCHEMAS[name.partition("/")[0]](), tmp_path)
+        ingest(ADAPTERS / name, schema_of(name.partition("/")[0]), tmp_path)
     assert caught.value.metadata["field"] == REFUSED[name]
     assert not list(tmp_path.iterdir())
 
@@ -59,7 +66,7 @@ def test_feature_that_is_not_served_is_refused_by_name(name: str, tmp_path: Path
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_report_names_the_layout(name: str, tmp_path: Path) -> None:
     """Each layout of the experts is recognised for what it is."""
-    built, _ = ingest(ADAPTERS / name, SCHEMAS[name.partition("/")[0]](), tmp_path)
+    built, _ = ingest(ADAPTERS / name, schema_of(name.partition("/")[0]), tmp_path)
     assert {s.layout for s in built.report.sites if s.site.endswith(("gate_up", "down"))} >= {LAYOUTS[name]}
 
 
