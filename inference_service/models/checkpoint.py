@@ -34,19 +34,23 @@ class WeightSource(Protocol):
         ...
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
-        """Raise CheckpointError if a tensor was missing, did not fit, or was left over and not `ignored`."""
+        """Raise CheckpointError if a tensor was missing, did not fit, or was left over and not `ignored`.
+
+        A name in `ignored` that ends in "." stands for all names below it.
+        """
         ...
 
 
 class Checkpoint:
-    """The shards of one model directory.
+    """The shards of one model directory, whose names are asked for without `prefix`.
 
     Raises:
         CheckpointError: no safetensors files, a damaged one, or an index that does not match them.
     """
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, prefix: str = "") -> None:
         self.model_dir = model_dir
+        self._prefix = prefix
         self.files = [SafetensorsFile(path) for path in _shards(model_dir)]
         self._file_of: dict[str, SafetensorsFile] = {}
         for file in self.files:
@@ -65,6 +69,7 @@ class Checkpoint:
 
     def read_into(self, destination: torch.Tensor, name: str, *, transpose: bool = False) -> None:
         """See WeightSource; problems are kept for `finish`, so that one error names them all."""
+        name = self._prefix + name
         file = self._file_of.get(name)
         if file is None:
             self._missing.append(name)
@@ -89,10 +94,14 @@ class Checkpoint:
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         """See WeightSource."""
+        below = tuple(name for name in ignored if name.endswith("."))
         unexpected = [
             name
             for name in sorted(self._file_of)
-            if name not in self._used and name not in ignored and not name.endswith(_COMPUTED_SUFFIXES)
+            if name not in self._used
+            and name not in ignored
+            and not name.startswith(below)
+            and not name.endswith(_COMPUTED_SUFFIXES)
         ]
         problems = [
             f"{len(names)} {what}: {'; '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}"
@@ -112,6 +121,7 @@ class Checkpoint:
 
     def stored(self, name: str) -> tuple[str, str]:
         """The safetensors dtype name and the sha256 of a tensor's bytes; both "" where it is missing."""
+        name = self._prefix + name
         file = self._file_of.get(name)
         if file is None:
             return "", ""

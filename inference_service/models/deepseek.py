@@ -1,6 +1,7 @@
 """DeepSeek's layers: latent attention, the first ones dense, shared experts beside the routed ones."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from inference_service.layers.rope import RopeParameters, yarn_mscale
 from inference_service.models import standard_parts
@@ -28,6 +29,7 @@ def declare(config: ConfigReader, routing_of: RoutingOf, *, is_pairwise: bool) -
     config.require("hidden_act", ("silu",), "silu")
     config.require("moe_layer_freq", (1,), 1)
     config.require("attention_bias", (False,), default=False)
+    num_layers = config.integer("num_hidden_layers")
     num_dense = config.integer("first_k_dense_replace", 0, minimum=0)
     layers = tuple(
         standard_parts.layer(
@@ -39,9 +41,13 @@ def declare(config: ConfigReader, routing_of: RoutingOf, *, is_pairwise: bool) -
                 routing_of if index >= num_dense else None,
             ),
         )
-        for index in range(config.integer("num_hidden_layers"))
+        for index in range(num_layers)
     )
-    return standard_parts.decoder(config, layers, tied_by_default=False)
+    spec = standard_parts.decoder(config, layers, tied_by_default=False)
+    # Released checkpoints hold, behind the layers, others that guess further tokens ahead.
+    num_ahead = config.integer("num_nextn_predict_layers", 0, minimum=0)
+    ahead = (f"{standard_parts.layer_prefix(num_layers + index)}." for index in range(num_ahead))
+    return replace(spec, ignored_weights=(*spec.ignored_weights, *ahead))
 
 
 def _attention(config: ConfigReader, prefix: str, *, is_pairwise: bool) -> LatentAttentionSpec:

@@ -24,19 +24,29 @@ from inference_service.models.spec import (
 )
 from lorikeet_contract.schema import ParameterLayout
 
-ARCHITECTURES = ("Llama4ForCausalLM",)
-MODEL_TYPES = ("llama4_text",)
+ARCHITECTURES = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
+MODEL_TYPES = ("llama4_text", "llama4")
+_TOWERS = ("vision_model.", "multi_modal_projector.")
 
 
 def declare(config: ConfigReader) -> ModelSpec:
-    """The model that a Llama 4 text config describes."""
+    """The model that a Llama 4 config describes; of a multimodal one the text model."""
+    text = config.section("text_config")
+    if text is None:
+        return _declare_text(config)
+    spec = _declare_text(text)
+    ignored = (*(f"language_model.{name}" for name in spec.ignored_weights), *_TOWERS)
+    return replace(spec, weight_prefix="language_model.", ignored_weights=ignored)
+
+
+def _declare_text(config: ConfigReader) -> ModelSpec:
     config.require("hidden_act", ("silu",), "silu")
     # A token's experts would each see another input: only one is served, as in all released models.
     config.require("num_experts_per_tok", (1,), 1)
     num_layers = config.integer("num_hidden_layers")
     rotates = _rotating_layers(config, num_layers)
     step = config.integer("interleave_moe_layer_step", 1)
-    sparse = config.integers("moe_layers", range(step - 1, num_layers, step))
+    sparse = config.integers("moe_layers", tuple(range(step - 1, num_layers, step)))
     layers = tuple(
         standard_parts.layer(
             index,

@@ -93,7 +93,7 @@ def load_model(
         source, schema = DummyWeights(device), lora_schema(spec, lambda _name: ("", ""))
         base_digest = schema.digest
     else:
-        source = Checkpoint(description.model_dir)
+        source = Checkpoint(description.model_dir, spec.weight_prefix)
         schema = lora_schema(spec, source.stored)
         base_digest = source.base_digest(description.config)
     builder = ModelBuilder(

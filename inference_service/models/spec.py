@@ -176,7 +176,11 @@ class Multipliers:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A whole model. Tied embeddings: `lm_head_weight` equals `embed_weight`."""
+    """A whole model. Tied embeddings: `lm_head_weight` equals `embed_weight`.
+
+    `weight_prefix` stands before all names in the checkpoint, and not in those that LoRA files use.
+    `ignored_weights` are whole names that the model does not need; one that ends in "." means all below it.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -190,3 +194,4 @@ class ModelSpec:
     lm_head_weight: str
     ignored_weights: tuple[str, ...] = ()
     multipliers: Multipliers = Multipliers()
+    weight_prefix: str = ""
