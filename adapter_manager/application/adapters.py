@@ -60,12 +60,12 @@ class AdapterDirectory:
         wanted = reference(caller, name)
         try:
             stored = await self.stored(wanted.name)
+            digest = stored.value.current_digest
+            if wanted.alias is not None or wanted.digest is not None:
+                digest = ready_revision(stored.value, wanted).digest
+            report = await self._registry.report(wanted.name, digest) if digest else None
         except RegistryUnavailableError:
             return AdapterDetails(self._remembered(wanted), "")
-        digest = stored.value.current_digest
-        if wanted.alias is not None or wanted.digest is not None:
-            digest = ready_revision(stored.value, wanted).digest
-        report = await self._registry.report(wanted.name, digest) if digest else None
         return AdapterDetails(stored.value, stored.etag, digest, report.value.report if report else None)
 
     async def list(

@@ -137,6 +137,7 @@ class TcpProxy:
         tail = b""
         while data := await reader.read(_READ_BYTES):
             # A Redis command begins with an asterisk: marks of two commands must not add up to one match.
+            # In other protocols they may, so give one mark there.
             tail = data if data.startswith(b"*") else (tail + data)[-_TAIL_BYTES:]
             gate = self._gate_for(tail)
             if gate and gate.where is Where.REPLY:

@@ -221,6 +221,18 @@ async def test_reads_come_from_memory_while_the_registry_is_away(parts: Parts) -
     assert caught.value.retry_after_s
 
 
+async def test_a_registry_that_goes_away_within_a_read_does_not_fail_it(parts: Parts) -> None:
+    """The record was read, its report was not: then the whole answer comes from memory, without an etag."""
+    revision, _ = await parts.push("demo/a")
+
+    async def away(name: AdapterName, digest: str) -> None:
+        raise RegistryUnavailableError("away", retry_after_s=1)
+
+    parts.registry.report = away  # type: ignore[method-assign]
+    details = await parts.adapters.get(DEMO, "a")
+    assert (details.adapter.current_digest, details.etag) == (revision.digest, "")
+
+
 async def test_an_adapter_without_a_ready_revision_says_so(parts: Parts) -> None:
     """It is there, but there is nothing to pin or load while its first upload is being stored."""
     assert isinstance(parts.store, MemoryArtifacts)
