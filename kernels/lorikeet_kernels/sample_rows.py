@@ -6,8 +6,8 @@ A row's vocabulary is scanned in chunks, a program each:
 2. the largest w_v / e_v, w = exp((logit - largest) / temperature), and the sum of w;
 3. with top_p, whether that token lies inside the set: the sum of w over the tokens ranked before it is below
    top_p of all. If not, nothing from it on is in the set, so the same question goes to the best of the tokens
-   before it, which the same scan has found. Each round at least halves what is left on average; after
-   MAX_ROUNDS rounds in parallel the rows that are left are finished by one program each.
+   before it. Most rows end at the first question, whose scan needs no noise. After MAX_ROUNDS rounds in
+   parallel the rows that are left are finished by one program each.
 
 Rows with top_k are the reference's.
 """
@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-MAX_ROUNDS = 4
+MAX_ROUNDS = 3
 BLOCK = 1024
 FEW_ROWS = 16
 NO_TOKEN = tl.constexpr(-1)
@@ -55,7 +55,7 @@ def _row_key(seed_ptr, position_ptr, row):
 def _noise(token, key, salt):
     """Standard exponential variates, as sampling.exponential_noise."""
     h = _mix(_mix(token.to(tl.uint32) ^ key) + salt)
-    u = ((h.to(tl.float64) + 0.5) * 2.3283064365386963e-10).to(tl.float32)
+    u = (h.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # exact for the small ones, which decide
     # -log1p(-u), exact near 0
     y = 1.0 - u
     d = y - 1.0
@@ -122,7 +122,10 @@ def _scan(
         counts = token < end
         if BOUNDED:
             counts = counts & ((x > bound) | ((x == bound) & (token < bound_id)))
-        if tl.max(counts.to(tl.int32), axis=0) > 0:
+            wanted = tl.max(counts.to(tl.int32), axis=0) > 0
+        else:
+            wanted = True
+        if wanted:
             w = tl.where(counts, tl.exp((x - largest) / temperature), 0.0)
             total += w
             ratio = tl.where(counts, w / _noise(token, key, salt), -1.0)
@@ -137,9 +140,42 @@ def _scan(
 
 
 @triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride"])
+def _mass_kernel(
+    logits_ptr, temperature_ptr, state_ptr, tokens_ptr, done_ptr, mass_ptr, vocab, chunk_tokens, stride,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """mass[row, chunk]: the sum of w over what ranks before an open row's candidate."""
+    row = tl.program_id(0)
+    chunk = tl.program_id(1)
+    if tl.load(done_ptr + row) != 0:
+        return
+    temperature = tl.load(temperature_ptr + row)
+    bound = tl.load(state_ptr + row * _STATE)
+    largest = tl.load(state_ptr + row * _STATE + 1)
+    bound_id = tl.load(tokens_ptr + row).to(tl.int32)
+    begin = chunk * chunk_tokens
+    end = tl.minimum(begin + chunk_tokens, vocab)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(begin, end, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + row.to(tl.int64) * stride + token, mask=token < end, other=float("-inf"))
+        x = x.to(tl.float32)
+        counts = (x > bound) | ((x == bound) & (token < bound_id))
+        total += tl.where(counts, tl.exp((x - largest) / temperature), 0.0)
+    tl.store(mass_ptr + row * CHUNKS + chunk, tl.sum(total, axis=0))
+
+
+@triton.jit
+def _is_inside(mass_ptr, top_p_ptr, state_ptr, row, CHUNKS: tl.constexpr):
+    """Whether the candidate of an open row lies in its set."""
+    before = tl.sum(tl.load(mass_ptr + row * CHUNKS + tl.arange(0, CHUNKS)), axis=0)
+    return before < tl.load(top_p_ptr + row) * tl.load(state_ptr + row * _STATE + 2)
+
+
+@triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride"])
 def _draw_kernel(
-    logits_ptr, largest_ptr, ids_ptr, temperature_ptr, seed_ptr, position_ptr, state_ptr, tokens_ptr,
-    done_ptr, parts_ptr, part_ids_ptr, vocab, chunk_tokens, stride,
+    logits_ptr, largest_ptr, ids_ptr, temperature_ptr, top_p_ptr, seed_ptr, position_ptr, state_ptr,
+    tokens_ptr, done_ptr, mass_ptr, parts_ptr, part_ids_ptr, vocab, chunk_tokens, stride,
     CHUNKS: tl.constexpr, BOUNDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """parts[row, chunk] = (best ratio, its logit, sum of w); BOUNDED: of what ranks before it."""
@@ -152,6 +188,8 @@ def _draw_kernel(
     bound_id = 0
     if BOUNDED:
         if tl.load(done_ptr + row) != 0:
+            return
+        if _is_inside(mass_ptr, top_p_ptr, state_ptr, row, CHUNKS):
             return
         largest = tl.load(state_ptr + row * _STATE + 1)
         bound = tl.load(state_ptr + row * _STATE)
@@ -213,15 +251,17 @@ def _first_kernel(
 
 
 @triton.jit
-def _next_kernel(top_p_ptr, state_ptr, tokens_ptr, done_ptr, parts_ptr, part_ids_ptr, CHUNKS: tl.constexpr):
+def _next_kernel(
+    top_p_ptr, state_ptr, tokens_ptr, done_ptr, mass_ptr, parts_ptr, part_ids_ptr, CHUNKS: tl.constexpr
+):
     """Accept each open row's candidate, or go on with the best of what ranks before it."""
     row = tl.program_id(0)
     if tl.load(done_ptr + row) != 0:
         return
-    token, logit, before = _merge(parts_ptr, part_ids_ptr, row, CHUNKS)
-    if before < tl.load(top_p_ptr + row) * tl.load(state_ptr + row * _STATE + 2):
+    if _is_inside(mass_ptr, top_p_ptr, state_ptr, row, CHUNKS):
         tl.store(done_ptr + row, 1)
     else:
+        token, logit, _ = _merge(parts_ptr, part_ids_ptr, row, CHUNKS)
         tl.store(tokens_ptr + row, token.to(tl.int64))
         tl.store(state_ptr + row * _STATE, logit)
 
@@ -273,10 +313,11 @@ def sample_rows(
         return tokens
     chunks = num_chunks or (64 if num_rows <= FEW_ROWS else 16)
     chunk_tokens = triton.cdiv(triton.cdiv(vocab, chunks), BLOCK) * BLOCK
-    floats = torch.empty(num_rows * (4 * chunks + 4), dtype=torch.float32, device=device)
-    words = torch.empty(num_rows * (2 * chunks + 1), dtype=torch.int32, device=device)
-    largest, parts, state = floats.split((num_rows * chunks, num_rows * chunks * 3, num_rows * 4))
-    ids, part_ids, done = words.split((num_rows * chunks, num_rows * chunks, num_rows))
+    per_chunk = num_rows * chunks
+    floats = torch.empty(5 * per_chunk + 4 * num_rows, dtype=torch.float32, device=device)
+    words = torch.empty(2 * per_chunk + num_rows, dtype=torch.int32, device=device)
+    largest, mass, parts, state = floats.split((per_chunk, per_chunk, 3 * per_chunk, 4 * num_rows))
+    ids, part_ids, done = words.split((per_chunk, per_chunk, num_rows))
     stride = logits.stride(0)
     grid = (num_rows, chunks)
     _largest_kernel[grid](
@@ -285,8 +326,9 @@ def sample_rows(
 
     def draw(*, is_bounded: bool) -> None:
         _draw_kernel[grid](
-            logits, largest, ids, temperature, seed, position, state, tokens, done, parts, part_ids, vocab,
-            chunk_tokens, stride, CHUNKS=chunks, BOUNDED=is_bounded, BLOCK=BLOCK, num_warps=4,
+            logits, largest, ids, temperature, top_p, seed, position, state, tokens, done, mass, parts,
+            part_ids, vocab, chunk_tokens, stride,
+            CHUNKS=chunks, BOUNDED=is_bounded, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
 
     if not all_greedy:
@@ -297,8 +339,14 @@ def sample_rows(
     )  # fmt: skip
     if any_top_p and not all_greedy:
         for _ in range(num_rounds):
+            _mass_kernel[grid](
+                logits, temperature, state, tokens, done, mass, vocab, chunk_tokens, stride,
+                CHUNKS=chunks, BLOCK=BLOCK, num_warps=4,
+            )  # fmt: skip
             draw(is_bounded=True)
-            _next_kernel[(num_rows,)](top_p, state, tokens, done, parts, part_ids, CHUNKS=chunks, num_warps=1)
+            _next_kernel[(num_rows,)](
+                top_p, state, tokens, done, mass, parts, part_ids, CHUNKS=chunks, num_warps=1
+            )
         _finish_kernel[(num_rows,)](
             logits, temperature, top_p, seed, position, state, tokens, done, vocab, stride,
             BLOCK=BLOCK, num_warps=8,
