@@ -112,13 +112,15 @@ class PayloadReceiver:
         with _disk_errors_named():
             os.fsync(self._file.fileno())
             self._file.close()
-            try:
+            if not _is_whole(self.manifest.digest, self._final):
+                # Damaged ones that could not be removed when that was found out: aside, then away.
+                aside = self._temporary.with_name(f"{self._temporary.name}.damaged")
+                with suppress(FileNotFoundError):
+                    self._final.rename(aside)
                 self._temporary.rename(self._final)
-            except OSError:
-                # Somebody else was faster; content of one digest is one content.
-                if not self._final.is_dir():
-                    raise
-                self.discard()
+                _delete(aside)
+        # Somebody else was faster, or it is in place: content of one digest is one content.
+        self.discard()
 
     def discard(self) -> None:
         """Forget what came. Safe to call twice, and after `commit`."""
@@ -160,11 +162,7 @@ class PayloadCache:
         path = self.directory / digest
         if not _DIGEST_RE.fullmatch(digest) or not os.path.lexists(path):
             return False
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with suppress(OSError):
-                path.unlink()
+        _delete(path)
         if os.path.lexists(path):
             log.error("payload.not_removed", digest=digest)
             return False
@@ -202,6 +200,29 @@ class PayloadCache:
             for entry in os.scandir(incoming):
                 if time.time() - entry.stat().st_mtime > _STALE_S:
                     shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _is_whole(digest: str, directory: Path) -> bool:
+    """Whether a revision is there, every byte as its manifest says."""
+    try:
+        manifest, path = read_revision(digest, directory)
+        with Path(path).open("rb") as file:
+            for layer in manifest.layers:
+                file.seek(layer.offset)
+                if hashlib.sha256(file.read(layer.num_bytes)).hexdigest() != layer.sha256:
+                    return False
+    except (PayloadError, OSError):
+        return False
+    return True
+
+
+def _delete(path: Path) -> None:
+    """Whatever lies there, as far as it can be deleted."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """The disk cache, what is streamed into it, and the stores behind it."""
 
+import dataclasses
 import errno
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -17,7 +19,7 @@ from inference_service.domain.errors import (
 )
 from inference_service.engine.payload_cache import PayloadCache, PayloadReceiver
 from inference_service.engine.payload_source import CachedPayloadSource
-from lorikeet_contract.manifest import Manifest
+from lorikeet_contract.manifest import Manifest, PayloadLayer
 from tests.support.fake_device import make_manifest
 
 
@@ -210,6 +212,28 @@ def test_a_cache_entry_in_any_disorder_counts_as_absent(tmp_path: Path, damage: 
     cache.trim(keep="")
     assert receive(tmp_path, "a") == manifest
     assert cache.find(manifest.digest) is not None
+
+
+def test_a_stream_takes_the_place_of_a_damaged_copy_but_not_of_a_whole_one(tmp_path: Path) -> None:
+    """What could not be removed before is moved aside now; a whole one is left alone, being the same."""
+    manifest = receive(tmp_path, "a")
+    payload = tmp_path / manifest.digest / "payload"
+    whole = payload.stat().st_ino
+    assert receive(tmp_path, "a") == manifest
+    assert payload.stat().st_ino == whole
+    payload.write_bytes(b"cut")
+    receive(tmp_path, "a")
+    assert payload.read_bytes() == b"xxxxxyyyyy"
+    layer = PayloadLayer(None, 0, 10, hashlib.sha256(b"xxxxxyyyyy").hexdigest(), ())
+    checked = dataclasses.replace(make_manifest("b", 10), layers=(layer,))
+    for _ in range(2):
+        receiver = PayloadReceiver(str(tmp_path), checked.digest, checked.to_json())
+        receiver.write(0, b"xxxxxyyyyy")
+        receiver.commit()
+        payload = tmp_path / checked.digest / "payload"
+        assert payload.read_bytes() == b"xxxxxyyyyy"
+        payload.write_bytes(b"xxxxxyyyyz")
+    assert leftovers(tmp_path) == []
 
 
 def test_what_cannot_be_removed_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
