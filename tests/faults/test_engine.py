@@ -1,7 +1,8 @@
 """The engine process is killed or stopped at each stage of what it does; its front end lives.
 
 All that the node had accepted ends with UNAVAILABLE and when to try again, or whole; another engine answers,
-with the right adapters; counters are back, and no process or socket of the dead one is left.
+with the right adapters, and has what the manager wants on the device without being asked; counters are back,
+and no process or socket of the dead one is left.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import pytest_asyncio
 
 from lorikeet_rpc.errors import RpcFailure
 from tests.support.fault_table import FaultCase, FaultTable
-from tests.support.node_stages import STAGES, WARM, WATERMARKS, Stage, at_stage
+from tests.support.node_stages import STAGES, WANTED, WARM, WATERMARKS, Stage, at_stage
 from tests.support.node_world import NodeWorld, Outcome
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,6 +29,7 @@ ALL: tuple[str | None, ...] = (*WARM, "demo/cold")
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeWorld]:
     """One for all rows: each ends with a node that answers."""
     async with NodeWorld(tmp_path_factory.mktemp("engine"), WATERMARKS, node_flags=FLAGS) as world:
+        assert (await world.load(WANTED)).is_whole
         yield world
 
 
@@ -43,6 +45,7 @@ async def finish(
     for outcome in outcomes:
         outcome.record(case, is_clear)
     case.recovered(await world.recovered(ALL, began_s))
+    await world.active(WANTED)
     await world.check_rest(case)
     if dead.is_running():
         case.lost.append(f"the old engine still runs: {dead}")

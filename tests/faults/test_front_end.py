@@ -14,21 +14,19 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from lorikeet.residency.v1 import residency_pb2
 from tests.support.fault_table import FaultCase, FaultTable
-from tests.support.node_stages import STAGES, WARM, WATERMARKS, Stage, at_stage
+from tests.support.node_stages import STAGES, WANTED, WARM, WATERMARKS, Stage, at_stage
 from tests.support.node_world import NodeWorld, Outcome
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ALL: tuple[str | None, ...] = (*WARM, "demo/cold")
-WANTED = "demo/wanted"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeWorld]:
     """One for all rows; the manager wants one adapter on the device throughout."""
-    async with NodeWorld(tmp_path_factory.mktemp("front"), WATERMARKS | {WANTED: 44}) as world:
+    async with NodeWorld(tmp_path_factory.mktemp("front"), WATERMARKS) as world:
         assert (await world.load(WANTED)).is_whole
         yield world
 
@@ -57,12 +55,7 @@ async def start_again(world: NodeWorld, case: FaultCase, outcomes: list[Outcome]
     world.stack.node.start()
     began_s = time.monotonic()
     await world.stack.ready()
-    while True:
-        held = await world.resident()
-        if WANTED in held and held[WANTED].tier == residency_pb2.RESIDENCY_TIER_ACTIVE:
-            break
-        assert time.monotonic() - began_s < 60, held
-        await asyncio.sleep(0.05)
+    await world.active(WANTED)
     case.recovered(await world.recovered((*ALL, WANTED), began_s))
     await world.check_rest(case)
 

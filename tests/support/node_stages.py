@@ -9,7 +9,8 @@ from typing import Any
 from tests.support.node_world import NodeWorld, Outcome
 
 Calls = list[Coroutine[Any, Any, Outcome]]
-WATERMARKS = {"demo/a": 11, "demo/b": 22, "demo/cold": 33}
+WATERMARKS = {"demo/a": 11, "demo/b": 22, "demo/cold": 33, "demo/wanted": 44}
+WANTED = "demo/wanted"  # the manager wants it on the device throughout
 WARM: tuple[str | None, ...] = ("demo/a", "demo/b", None)
 
 

@@ -187,6 +187,16 @@ class NodeWorld:
             assert time.monotonic() < end_s, outcome
             await asyncio.sleep(0.1)
 
+    async def active(self, name: str) -> None:
+        """Wait until the node has an adapter on the device, without asking for it."""
+        end_s = time.monotonic() + DEADLINE_S
+        while True:
+            held = await self.resident()
+            if name in held and held[name].tier == residency_pb2.RESIDENCY_TIER_ACTIVE:
+                return
+            assert time.monotonic() < end_s, held
+            await asyncio.sleep(0.05)
+
     async def resident(self) -> Mapping[str, residency_pb2.ResidentAdapter]:
         """What the node says that it holds, by adapter."""
         async with grpc.aio.insecure_channel(self.stack.node_address) as channel:

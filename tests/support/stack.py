@@ -165,7 +165,7 @@ class Stack:
             if process.popen is not None:
                 await asyncio.to_thread(process.stop)
 
-    async def ready(self, timeout_s: float = 60.0) -> None:
+    async def ready(self, timeout_s: float = 180.0) -> None:
         """Wait until both serve and the node has a catalog; reads the bootstrap token."""
         await self._serving(self.node, self.node_address, timeout_s)
         await self._serving(self.manager, self.manager_address, timeout_s)
