@@ -1,6 +1,7 @@
 """The health check's command: exit code 0 for SERVING and for nothing else."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator
 
@@ -61,10 +62,7 @@ async def test_nobody_there_and_wrong_usage(arguments: list[str], code: int, wor
 
 async def test_a_server_that_does_not_answer() -> None:
     """A port that accepts and is silent is given up after the timeout."""
-    silent = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
-    try:
-        port = silent.sockets[0].getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, nobody reads
+        port = silent.getsockname()[1]
         code, said = await check(f"127.0.0.1:{port}", "--timeout-s", "0.5")
         assert (code, "DEADLINE_EXCEEDED" in said or "UNAVAILABLE" in said) == (1, True)
-    finally:
-        silent.close()
