@@ -4,11 +4,13 @@ import asyncio
 import json
 import shutil
 import time
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -16,7 +18,7 @@ from lorikeet_admin.app import app
 from lorikeet_bench import rigs
 from tests.support.certificates import write_certificates
 from tests.support.compose_stack import ComposeStack
-from tests.support.deployment import TLS, Deployment
+from tests.support.deployment import TLS, VARIABLES, Deployment
 
 pytestmark = [
     pytest.mark.skipif(
@@ -81,6 +83,20 @@ async def push(command: Command, root: Path, mark: int) -> None:
     assert await command.tokens(f"demo/w{mark}") == [mark] * 4
 
 
+def check_inside(stack: ComposeStack) -> None:
+    """Redis asks for the password and writes before it answers; both services show metrics."""
+    host, _, port = stack.address(6379).partition(":")
+    with redis.Redis(host, int(port)) as stranger, pytest.raises(redis.exceptions.AuthenticationError):
+        stranger.ping()
+    with redis.Redis(host, int(port), password=VARIABLES["LORIKEET_REDIS_PASSWORD"]) as known:
+        settings: Any = known.config_get("append*")
+        assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "always")
+        assert known.dbsize()  # the registry is here, not in an embedded store
+    for metrics_port in (9401, 9402):
+        with urllib.request.urlopen(f"http://{stack.address(metrics_port)}/metrics", timeout=30) as reply:
+            assert b"rpc_server_calls" in reply.read()
+
+
 async def test_up_push_kill_each_and_stop(tmp_path: Path) -> None:
     """Healthy, served, back after a kill -9 of each with what was acknowledged, and stopped in time."""
     deployment = Deployment.read()
@@ -90,6 +106,7 @@ async def test_up_push_kill_each_and_stop(tmp_path: Path) -> None:
     async with stack:
         command = Command(stack)
         await push(command, tmp_path, 10)
+        await asyncio.to_thread(check_inside, stack)
         for mark, (name, victim) in enumerate(stack.services.items(), 11):
             await victim.kill()
             assert victim.restarts == 1, name
