@@ -134,7 +134,19 @@ def _by_token(ids_and_logprobs: list[tuple[int, float]], vocab: int) -> np.ndarr
     return row
 
 
-def compare(golden: str, answers: dict[str, Completion], mode: str = "fp32") -> list[tuple[bool | None, str]]:
+def positions_before_tie(golden: str, gap: float) -> int | None:
+    """How many of p33's positions lie before the first at which a router is within `gap` of choosing others.
+
+    None where there is no such position: less precision then sends no token to another expert.
+    """
+    gaps = load_file(FIXTURES / f"{golden}.safetensors").get("router_gap.p33")
+    ties = [] if gaps is None else np.flatnonzero(gaps < gap).tolist()
+    return ties[0] if ties else None
+
+
+def compare(
+    golden: str, answers: dict[str, Completion], mode: str = "fp32", *, num_positions: int | None = None
+) -> list[tuple[bool | None, str]]:
     """The checker's verdicts for one adapter: (ok, text), ok None where it calls the case undecidable.
 
     Args:
@@ -142,12 +154,14 @@ def compare(golden: str, answers: dict[str, Completion], mode: str = "fp32") -> 
         answers: per prompt name, a greedy answer with log-probabilities of the whole vocabulary; prompt
             log-probabilities are compared too where they were asked for.
         mode: "fp32" or "bf16".
+        num_positions: how many positions of a whole prompt to compare, all by default.
     """
     gold = {
         k: v if k.startswith("router_gap") else _log_softmax(v)
         for k, v in load_file(FIXTURES / f"{golden}.safetensors").items()
     }
     info = json.loads((FIXTURES / f"{golden}.json").read_text())
+    gold |= {k: v[:num_positions] for k, v in gold.items() if k.startswith("all.")}
     vocab = next(v.shape[-1] for k, v in gold.items() if k.startswith("last."))
     results: dict[str, np.ndarray] = {}
     for name, answer in answers.items():
@@ -158,6 +172,6 @@ def compare(golden: str, answers: dict[str, Completion], mode: str = "fp32") -> 
                 _by_token([(t.id, t.logprob) for t in p.top_logprobs], vocab)
                 for p in answer.prompt_tokens[1:]
             ]
-            results[f"all.{name}"] = np.stack([*rows, results[f"last.{name}"]])
+            results[f"all.{name}"] = np.stack([*rows, results[f"last.{name}"]])[:num_positions]
     greedy = {"prompts": {name: {"greedy": answer.token_ids} for name, answer in answers.items()}}
     return CHECKER.compare(gold, info, results, greedy, mode)
