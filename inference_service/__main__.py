@@ -9,8 +9,8 @@ import uvloop
 from inference_service.server import serve
 from inference_service.settings import read_settings
 from lorikeet_contract.status import ServiceError
+from lorikeet_rpc.freed_memory import return_freed_memory
 from lorikeet_rpc.logs import configure_logging
-from lorikeet_rpc.malloc_arenas import limit_malloc_arenas
 from lorikeet_rpc.server import ListenError
 from lorikeet_rpc.service_settings import InvalidSettingsError
 
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 def main() -> int:
     """Run until a signal. Exit code 0 after a clean stop, 1 if it could not start, 2 for wrong settings."""
-    limit_malloc_arenas()
+    return_freed_memory()
     try:
         settings = read_settings(sys.argv[1:])
     except InvalidSettingsError as error:
