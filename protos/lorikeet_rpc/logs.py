@@ -73,8 +73,17 @@ def configure_logging(*, json: bool, level: str = "info") -> None:
         )
     )
     root = logging.getLogger()
+    handler.addFilter(_tells_no_vanished_client)
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.INFO))  # third parties' debug lines are not ours to print
+
+
+def _tells_no_vanished_client(record: logging.LogRecord) -> bool:
+    """Whether to keep a record: grpc tells with a traceback of a client that went away while we sent.
+
+    Clients may do that; the call's own `request.finished` line says so.
+    """
+    return not (isinstance(record.msg, str) and record.msg.startswith("ExecuteBatchError raised in core"))
 
 
 def _escape_values(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -67,6 +67,17 @@ def test_json_lines_parse_and_values_are_bounded(capfd: pytest.CaptureFixture[st
     assert len(record["value"]) < 2100
 
 
+@pytest.mark.usefixtures("_restore_logging")
+def test_a_client_that_vanishes_is_no_error_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
+    """Only grpc's line about it is left out."""
+    logs.configure_logging(json=True)
+    grpc_log = logging.getLogger("grpc._cython.cygrpc")
+    grpc_log.error("ExecuteBatchError raised in core by servicer method [%s]", "/a.B/C")
+    grpc_log.error("Unexpected [%s] raised by servicer method [%s]", "E", "/a.B/C")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["event"] == "Unexpected [E] raised by servicer method [/a.B/C]"
+
+
 def test_lines_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     """Front end and engine share one file: every line stays one event of one of them."""
     program = (
