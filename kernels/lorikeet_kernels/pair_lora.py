@@ -67,14 +67,17 @@ def _shrink_part(
     a_mask = (row < total_rows)[:, None] & live
     if K % BLOCK_K == 0:
         a = tl.load(a_row + k[None, :], mask=a_mask, other=0.0)
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        x = tl.load(x_row + k)
     else:
         a = tl.load(a_row + k[None, :], mask=a_mask & (k < K)[None, :], other=0.0)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    before = tl.load(part_ptr)  # ahead of the sum: no load moves up across its barrier
-    x = tl.load(x_row + k, mask=k < K, other=0.0)
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        x = tl.load(x_row + k, mask=k < K, other=0.0)
     part = tl.sum(a.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
-    tl.store(part_ptr, (part.to(tl.int32, bitcast=True) & -2) | ((before & 1) ^ 1))
+    phase = (tl.load(part_ptr) & 1) ^ 1
+    tl.store(part_ptr, (part.to(tl.int32, bitcast=True) & -2) | phase)
 
 
 @triton.jit
@@ -125,6 +128,13 @@ def _expand_tile(
     r = tl.arange(0, RANK_P2)
     out_place = out_ptr + pair.to(tl.int64) * N + column + n
     seen_place = seen_ptr + pair * TILES + tile
+    if not PDL:
+        expected = (tl.load(seen_place) & 1) ^ 1
+        if rank == 0:
+            tl.store(seen_place, expected)
+            if not ACCUMULATE:
+                tl.store(out_place, tl.zeros([BLOCK_N], out_ptr.dtype.element_ty), mask=n < width)
+            return
     if HAS_EXPERTS:
         expert = tl.load(topk_ids_ptr + pair).to(tl.int64)
         offset += tl.multiple_of(expert * (site_rows * rank), 8)
@@ -132,12 +142,12 @@ def _expand_tile(
     b = tl.load(b_row + r[None, :], mask=(n < width)[:, None] & (r < rank)[None, :], other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    expected = (tl.load(seen_place) & 1) ^ 1
-    if rank == 0:
-        tl.store(seen_place, expected)
-        if not ACCUMULATE:
-            tl.store(out_place, tl.zeros([BLOCK_N], out_ptr.dtype.element_ty), mask=n < width)
-        return
+        expected = (tl.load(seen_place) & 1) ^ 1
+        if rank == 0:
+            tl.store(seen_place, expected)
+            if not ACCUMULATE:
+                tl.store(out_place, tl.zeros([BLOCK_N], out_ptr.dtype.element_ty), mask=n < width)
+            return
     if ACCUMULATE:
         before = tl.load(out_place, mask=n < width, other=0.0)
     if HAS_WEIGHT:

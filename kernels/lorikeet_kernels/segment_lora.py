@@ -64,21 +64,13 @@ def _shrink_part(
     H_ROWS: tl.constexpr = CHUNKS * ROWS
     base = ((block * SPLITS + split) * NUM_LAUNCH_SITES + index).to(tl.int64) * (BLOCK_M * H_ROWS)
     place = partial_ptr + base + m[:, None] * H_ROWS + row[None, :]
-    # two products of half a tile side by side: one of the whole is a long chain of dependent instructions
-    HALF: tl.constexpr = BLOCK_K // 2
-    k = split * BLOCK_K + tl.arange(0, HALF)
-    near, far = k < K, k + HALF < K
-    a0 = tl.load(a_row + k[None, :], mask=a_mask & near[None, :], other=0.0)
-    a1 = tl.load(a_row + HALF + k[None, :], mask=a_mask & far[None, :], other=0.0)
+    k = split * BLOCK_K + tl.arange(0, BLOCK_K)
+    a = tl.load(a_row + k[None, :], mask=a_mask & (k < K)[None, :], other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    before = tl.load(place)  # ahead of the products: no load moves up across their barriers
-    used = (m < left)[:, None]
-    x0 = tl.load(x_row + k[None, :], mask=used & near[None, :], other=0.0)
-    x1 = tl.load(x_row + HALF + k[None, :], mask=used & far[None, :], other=0.0)
-    part = tl.dot(x0, tl.trans(a0), input_precision="ieee")
-    # the product with a sign keeps the compiler from chaining the sum into the second dot
-    part = part - tl.dot(-x1, tl.trans(a1), input_precision="ieee")
+    before = tl.load(place)  # ahead of the product: no load moves up across its barriers
+    x = tl.load(x_row + k[None, :], mask=(m < left)[:, None] & (k < K)[None, :], other=0.0)
+    part = tl.dot(x, tl.trans(a), input_precision="ieee")
     tl.store(place, (part.to(tl.int32, bitcast=True) & -2) | ((before & 1) ^ 1))
 
 
