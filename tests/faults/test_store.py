@@ -76,7 +76,9 @@ async def episode(world: World, request: pytest.FixtureRequest) -> AsyncIterator
         label = f"{attempt}{STORE_FAULTS.index(fault)}"
         changes = StagedChanges(world.stack, world.store, world.journal, STAGES, label)
         await play(world, fault, changes)
-        if not changes.unstaged:  # else the machine was too slow to have all of them held at once
+        if (
+            changes.failure or not changes.unstaged
+        ):  # else the machine was too slow to have all of them held at once
             break
     yield changes
 
@@ -84,26 +86,25 @@ async def episode(world: World, request: pytest.FixtureRequest) -> AsyncIterator
 async def play(world: World, fault: StoreFault, changes: StagedChanges) -> None:
     """Hold every change at its stage, let the fault happen, repeat what was refused, compare."""
     await changes.prepare()
-    async with (
-        SteadyStreams(world.stack, {**STEADY, None: 5}) as streams,
-        SteadyReads(world.stack, world.steady) as reads,
-    ):
-        await changes.hold()
-        await fault.begin(world.store)
-        try:
-            await changes.go_on()
+    streams = SteadyStreams(world.stack, {**STEADY, None: 5})
+    async with changes.played(streams):
+        async with SteadyReads(world.stack, world.steady) as reads:
+            await changes.hold()
+            await fault.begin(world.store)
+            try:
+                await changes.go_on()
+                await streams.progress()
+                await reads.progress()
+            finally:
+                await fault.end(world.store)
+            await changes.finish(time.monotonic())
             await streams.progress()
             await reads.progress()
-        finally:
-            await fault.end(world.store)
-        await changes.finish(time.monotonic())
-        await streams.progress()
-        await reads.progress()
-    assert not reads.broken, reads.broken[:5]
-    await changes.compare([world.stack])
-    lost, wrong = await world.journal.compare(list(STEADY), [world.stack])
-    changes.changes[GENERATE].lost += [*streams.unclear, *lost]
-    changes.changes[GENERATE].wrong += [*streams.wrong, *wrong]
+        assert not reads.broken, reads.broken[:5]
+        await changes.compare([world.stack])
+        lost, wrong = await world.journal.compare(list(STEADY), [world.stack])
+        changes.changes[GENERATE].lost += lost
+        changes.changes[GENERATE].wrong += wrong
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=str)
@@ -116,6 +117,8 @@ async def test_store(
     with faults.case(fault.name, stage.name) as case:
         case.lost += change.lost
         case.wrong += change.wrong
+        if episode.failure:
+            raise episode.failure
         case.recovered(change.recover_s)
         assert not episode.unstaged
         if stage.kind is Kind.GENERATE:

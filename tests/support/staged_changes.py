@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -15,6 +16,7 @@ from lorikeet_rpc.errors import RpcFailure, from_rpc_error
 from tests.support.faulty_store import FaultyStore
 from tests.support.journal import DEADLINE_S, Journal, answered, check_refusal, until_acknowledged
 from tests.support.stack import Stack
+from tests.support.steady_clients import SteadyStreams
 from tests.support.tcp_proxy import Gate, Where
 from tests.support.uploads import upload_parts
 
@@ -67,6 +69,8 @@ class StagedChanges:
         self, stack: Stack, store: FaultyStore, journal: Journal, stages: Sequence[Stage], label: str
     ) -> None:
         self.changes: dict[Stage, Change] = {}
+        # What broke off the play; then no row of it is good.
+        self.failure: BaseException | None = None
         self._stack = stack
         self._store = store
         self._journal = journal
@@ -139,6 +143,20 @@ class StagedChanges:
             lost, wrong = await self._journal.compare(names, nodes)
             change.lost += lost
             change.wrong += wrong
+
+    @asynccontextmanager
+    async def played(self, streams: SteadyStreams) -> AsyncIterator[None]:
+        """Around a play: what went wrong with the streams, and what broke it off, is kept for the rows."""
+        try:
+            async with streams:
+                yield
+        except (AssertionError, TimeoutError, grpc.RpcError) as error:
+            self.failure = error
+        finally:
+            for change in self.changes.values():
+                if change.stage.kind is Kind.GENERATE:
+                    change.lost += streams.unclear
+                    change.wrong += streams.wrong
 
     async def _try(self, change: Change) -> None:
         try:
