@@ -1,4 +1,6 @@
-// The same as pinging_client.py in Node: node pinging_client.mjs ADDRESS TOKEN METHOD IDLE_S
+// The same as pinging_client.py in Node: node pinging_client.mjs ADDRESS TOKEN METHOD WAIT_S [DIRECTORY]
+import { createHash } from "node:crypto";
+import { readFileSync, readdirSync } from "node:fs";
 import { createRequire } from "node:module";
 import { dirname, join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -9,7 +11,7 @@ const require = createRequire(join(ROOT, "clients", "node", "client.mjs"));
 const grpc = require("@grpc/grpc-js");
 const protoLoader = require("@grpc/proto-loader");
 
-const [address, token, method, idleS] = process.argv.slice(2);
+const [address, token, method, waitS, directory] = process.argv.slice(2);
 const loaded = grpc.loadPackageDefinition(
   protoLoader.loadSync(
     ["lorikeet/inference/v1/inference_service.proto", "lorikeet/adapters/v1/adapter_service.proto"],
@@ -42,19 +44,38 @@ function unary(client, name, request) {
   });
 }
 
-const METHODS = {
-  generate,
-  load: async (client) =>
-    (await unary(client, "LoadAdapter", { name: "tenants/demo/adapters/w20" })).placements.map((p) => p.state),
-  list: async (client) =>
-    (await unary(client, "ListAdapters", { parent: "tenants/demo" })).adapters.map((a) => a.name).sort(),
-};
+async function list(client) {
+  return (await unary(client, "ListAdapters", { parent: "tenants/demo" })).adapters.map((a) => a.name).sort();
+}
+
+function upload(client) {
+  return new Promise((resolve, reject) => {
+    const call = client.Upload(metadata, { deadline: Date.now() + 250_000 }, (error, reply) =>
+      error ? reject(error) : resolve(reply.revision.report.tensors_total),
+    );
+    const files = readdirSync(directory).map((name) => ({ name, data: readFileSync(join(directory, name)) }));
+    const heads = files.map(({ name, data }) => ({
+      name,
+      size_bytes: data.length,
+      sha256: createHash("sha256").update(data).digest("hex"),
+    }));
+    call.write({ header: { adapter: "demo/slow", validate_only: true, files: heads } });
+    setTimeout(() => {
+      for (const { name, data } of files) {
+        call.write({ chunk: { file_name: name, offset: 0, data } });
+      }
+      call.end();
+    }, Number(waitS) * 1000);
+  });
+}
+
+const METHODS = { generate, list, upload };
 const Service = method === "generate" ? loaded.inference.v1.InferenceService : loaded.adapters.v1.AdapterService;
 const client = new Service(address, credentials, channelOptions);
 try {
   console.log(JSON.stringify(await METHODS[method](client)));
-  if (Number(idleS)) {
-    await sleep(Number(idleS) * 1000);
+  if (Number(waitS) && method !== "upload") {
+    await sleep(Number(waitS) * 1000);
     console.log(JSON.stringify(await METHODS[method](client)));
   }
 } catch (error) {

@@ -1,21 +1,24 @@
 """A client process that pings every ten seconds, also between calls; its stderr is gRPC's own debug log.
 
-    python pinging_client.py ADDRESS TOKEN METHOD IDLE_S
+    python pinging_client.py ADDRESS TOKEN METHOD WAIT_S [DIRECTORY]
 
-METHOD is generate, load or list. One call is made; where IDLE_S is not 0 a second one follows that much
-later. After each call its result is printed as a line of JSON.
+METHOD is generate, list or upload. `upload` sends what it has of the directory after a silence of WAIT_S; of
+the others one call is made, and where WAIT_S is not 0 a second one that much later. Each result is a line of
+JSON on stdout.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from lorikeet.adapters.v1 import adapter_pb2, adapter_service_pb2_grpc
 from lorikeet.inference.v1 import generation_pb2, inference_service_pb2_grpc
+from tests.support.uploads import upload_parts
 
 OPTIONS = [
     ("grpc.keepalive_time_ms", 10_000),
@@ -35,14 +38,6 @@ def generate(channel: grpc.Channel, metadata: Any) -> list[int]:
     return [t.id for piece in stub.Generate(request, metadata=metadata, timeout=250) for t in piece.tokens]
 
 
-def load(channel: grpc.Channel, metadata: Any) -> list[str]:
-    """Names of the states that a load ends in."""
-    stub: Any = adapter_service_pb2_grpc.AdapterServiceStub(channel)
-    request = adapter_pb2.LoadAdapterRequest(name="tenants/demo/adapters/w20")
-    reply = stub.LoadAdapter(request, metadata=metadata, timeout=250)
-    return [adapter_pb2.ResidencyState.Name(placement.state) for placement in reply.placements]
-
-
 def list_(channel: grpc.Channel, metadata: Any) -> list[str]:
     """Names of all adapters."""
     stub: Any = adapter_service_pb2_grpc.AdapterServiceStub(channel)
@@ -50,21 +45,31 @@ def list_(channel: grpc.Channel, metadata: Any) -> list[str]:
     return sorted(a.name for a in stub.ListAdapters(request, metadata=metadata, timeout=250).adapters)
 
 
-METHODS: dict[str, Callable[[grpc.Channel, Any], object]] = {
-    "generate": generate,
-    "load": load,
-    "list": list_,
-}
+def upload(channel: grpc.Channel, metadata: Any, directory: Path, silence_s: float) -> int:
+    """How many tensors the manager found in a directory that it got after a long silence."""
+
+    def parts() -> Iterator[adapter_pb2.UploadRequest]:
+        header, *chunks = upload_parts(directory, "demo/slow", validate_only=True)
+        yield header
+        time.sleep(silence_s)
+        yield from chunks
+
+    stub: Any = adapter_service_pb2_grpc.AdapterServiceStub(channel)
+    return stub.Upload(parts(), metadata=metadata, timeout=250).revision.report.tensors_total
 
 
-def main(address: str, token: str, method: str, idle_s: str) -> None:
+def main(address: str, token: str, method: str, wait_s: str, directory: str = "") -> None:
     """Make the calls."""
     metadata = (("authorization", f"Bearer {token}"),)
     with grpc.insecure_channel(address, OPTIONS) as channel:
-        print(json.dumps(METHODS[method](channel, metadata)), flush=True)
-        if float(idle_s):
-            time.sleep(float(idle_s))
-            print(json.dumps(METHODS[method](channel, metadata)), flush=True)
+        if method == "upload":
+            print(json.dumps(upload(channel, metadata, Path(directory), float(wait_s))), flush=True)
+            return
+        call = {"generate": generate, "list": list_}[method]
+        print(json.dumps(call(channel, metadata)), flush=True)
+        if float(wait_s):
+            time.sleep(float(wait_s))
+            print(json.dumps(call(channel, metadata)), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import grpc.aio
 import psutil
 import pytest
 
-from lorikeet.adapters.v1 import adapter_pb2
 from lorikeet.inference.v1 import generation_pb2, inference_service_pb2_grpc
 from lorikeet_bench import rigs
 from tests.support.stack import Stack, free_port
@@ -39,11 +38,13 @@ REFUSED_PINGS = re.compile(r"too_many_pings|goaway received|got goaway|by GOAWAY
 class PingingClient:
     """One client process and every connection it has had to the server."""
 
-    def __init__(self, kind: str, address: str, token: str, method: str, idle_s: float = 0) -> None:
-        self.name = f"{kind} {method} {'idle' if idle_s else 'waiting'}"
+    def __init__(
+        self, kind: str, address: str, token: str, method: str, wait_s: float = 0, *more: str
+    ) -> None:
+        self.name = f"{kind} {method}"
         self.connections: set[int] = set()
         self.has_answer = asyncio.Event()
-        self._command = [*CLIENTS[kind], address, token, method, str(idle_s)]
+        self._command = [*CLIENTS[kind], address, token, method, str(wait_s), *more]
         self._port = int(address.rpartition(":")[2])
 
     async def run(self) -> tuple[list[Any], str]:
@@ -53,7 +54,7 @@ class PingingClient:
             cwd=ROOT,
             env={
                 **os.environ,
-                "PYTHONPATH": str(ROOT / "protos"),
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")]),
                 "GRPC_VERBOSITY": "DEBUG",
                 "GRPC_TRACE": "http" if "python" in self.name else "transport,keepalive,subchannel",
             },
@@ -121,34 +122,32 @@ def engine_of(stack: Stack) -> psutil.Process:
 
 
 async def held_back(stack: Stack, clients: list[PingingClient]) -> list[tuple[list[Any], str]]:
-    """Run the clients while the engine does nothing for a long time: a long prefill, or a slow load."""
+    """Run the clients while the engine does nothing for a long time, as in a long prefill."""
     engine = engine_of(stack)
     engine.send_signal(signal.SIGSTOP)
     try:
         running = [asyncio.create_task(client.run()) for client in clients]
         await asyncio.sleep(WAIT_S)
-        assert not [task for task in running if task.done()], "somebody did not wait"
+        assert not [task.result() for task in running if task.done()], "somebody did not wait"
     finally:
         engine.send_signal(signal.SIGCONT)
     return await asyncio.gather(*running)
 
 
 async def test_pings_are_welcome_on_both_services(tmp_path: Path) -> None:
-    """A first token after a minute, a load as long, and calls after a minute's silence: no GOAWAY."""
+    """A first token after a minute, an upload as slow, calls after a minute's silence: no GOAWAY."""
     has_node = shutil.which("node") is not None and (ROOT / "clients/node/node_modules/@grpc").exists()
     kinds = ["python", *(["node"] if has_node else [])]
     base = rigs.write_copy_base(tmp_path / "base")
     async with Stack(base, tmp_path / "stack") as stack, default_server() as other:
         await stack.upload(rigs.write_moe_watermark(tmp_path / "w20", 20), "demo/w20")
         await stack.wait_known("demo/w20")
-        name = "tenants/demo/adapters/w20"
-        unload = adapter_pb2.UnloadAdapterRequest(name=name)
-        await stack.adapters().UnloadAdapter(unload, metadata=stack.auth(), timeout=30)
         node, manager, token = stack.node_address, stack.manager_address, stack.token
+        directory = str(rigs.write_moe_watermark(tmp_path / "slow", 30))
         idle = [PingingClient(k, node, token, "generate", WAIT_S + 10) for k in kinds]
         idle += [PingingClient(k, manager, token, "list", WAIT_S + 10) for k in kinds]
         waiting = [PingingClient(k, node, token, "generate") for k in kinds]
-        waiting += [PingingClient(k, manager, token, "load") for k in kinds]
+        waiting += [PingingClient(k, manager, token, "upload", WAIT_S + 5, directory) for k in kinds]
         controls = [PingingClient(k, other, token, "generate") for k in kinds]
         begun = [asyncio.create_task(client.run()) for client in (*controls, *idle)]
         for client in idle:
@@ -156,10 +155,11 @@ async def test_pings_are_welcome_on_both_services(tmp_path: Path) -> None:
         answers = await held_back(stack, waiting)
         done = await asyncio.gather(*begun)
         refused, answered = done[: len(controls)], done[len(controls) :]
-    expected = {"generate": [5, 5], "load": ["RESIDENCY_STATE_ACTIVE"], "list": [name]}
+    expected = {"generate": [5, 5], "list": ["tenants/demo/adapters/w20"], "upload": 8}
     for client, (results, log) in zip((*waiting, *idle), (*answers, *answered), strict=True):
-        _, method, way = client.name.split()
-        assert results == [expected[method]] * (2 if way == "idle" else 1), f"{client.name}: {log[-2000:]}"
+        _, method = client.name.split()
+        times = 2 if client in idle else 1
+        assert results == [expected[method]] * times, f"{client.name}: {log[-2000:]}"
         assert not REFUSED_PINGS.findall(log), client.name
         assert len(client.connections) == 1, f"{client.name}: {client.connections}"
     # Where pings are not welcome the same clients say so, or the above would prove nothing.
