@@ -18,22 +18,30 @@ import torch
 
 from lorikeet_kernels.bench_problem import DENSE, MODELS
 from lorikeet_kernels.graph_timing import time_interleaved
+from lorikeet_kernels.tiling import select_tiles
 from lorikeet_kernels.tiling.tile_table import TileEntry, TileTable, file_of, parse
 from lorikeet_kernels.tune_cases import Case, Launch, Tiles, dense_cases, moe_cases
 from lorikeet_kernels.tune_plan import TunePoint, candidates, is_done, points_of, points_of_trace, to_json
 
+UNMEASURED = "a card without a table"
 
-def fastest(case: Case, stage: str, block_m: int) -> tuple[dict[str, Any], float]:
-    """The tiles with the lowest time; tiles that do not fit the card are passed over."""
+
+def fastest(case: Case, stage: str, block_m: int) -> tuple[dict[str, Any], float, float]:
+    """The tiles with the lowest time, that time, and that of the rule's tiles (NaN where they do not fit).
+
+    Tiles that do not fit the card are passed over.
+    """
     timed: dict[str, list[Launch]] = {}
     known: dict[str, dict[str, Any]] = {}
-    for tiles in candidates(stage, case.shape, block_m):
+    rule = select_tiles(stage, case.shape, block_m, UNMEASURED)
+    for tiles in (rule, *candidates(stage, case.shape, block_m)):
         launches = case.launches(tiles)
         if _compiles(launches[0], tiles):
             timed[str(tiles)] = launches
             known[str(tiles)] = {k: v for k, v in asdict(tiles).items() if k != "slot_scan"}
-    best = min(time_interleaved(timed).items(), key=lambda item: item[1])
-    return known[best[0]], best[1]
+    times = time_interleaved(timed)
+    best = min(times, key=times.__getitem__)
+    return known[best], times[best], times.get(str(rule), float("nan"))
 
 
 def _compiles(launch: Launch, tiles: Tiles) -> bool:
@@ -50,8 +58,9 @@ def tune_case(case: Case, table: TileTable) -> TileTable:
     for stage, block_m in case.stages():
         if is_done(table, stage, case.shape, block_m):
             continue
-        tiles, us = fastest(case, stage, block_m)
-        sys.stdout.write(f"{case.name} {stage} {case.shape}: {tiles} {us:.1f} us\n")
+        tiles, us, rule_us = fastest(case, stage, block_m)
+        by_rule = f"the rule's tiles {rule_us / us - 1:+.0%}"
+        sys.stdout.write(f"{case.name} {stage} {case.shape}: {tiles} {us:.1f} us, {by_rule}\n")
         sys.stdout.flush()
         entry = TileEntry(stage, case.shape, block_m, tiles, round(us, 2))
         table = replace(table, entries=(*table.entries, entry))
@@ -65,7 +74,8 @@ def compile_share(cases: Iterable[Case], table: TileTable, share: int, shares: i
         for stage, block_m in case.stages():
             if is_done(table, stage, case.shape, block_m):
                 continue
-            for tiles in candidates(stage, case.shape, block_m):
+            rule = select_tiles(stage, case.shape, block_m, UNMEASURED)
+            for tiles in (rule, *candidates(stage, case.shape, block_m)):
                 number += 1
                 if number % shares == share:
                     _compiles(case.launches(tiles)[0], tiles)

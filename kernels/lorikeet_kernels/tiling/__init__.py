@@ -10,6 +10,7 @@ from lorikeet_kernels.tiling.select import (
     select_pair,
     select_segment,
     select_shrink,
+    select_tiles,
 )
 from lorikeet_kernels.tiling.tile_config import ExpandTiles, OpShape, PairTiles, ShrinkTiles
 
@@ -27,4 +28,5 @@ __all__ = [
     "select_pair",
     "select_segment",
     "select_shrink",
+    "select_tiles",
 ]

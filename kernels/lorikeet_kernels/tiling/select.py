@@ -19,6 +19,8 @@ MAX_ALONE_TOKENS = 256
 MAX_SEGMENT_TOKENS = 512
 MAX_SEGMENT_RANK = 32
 MAX_SEGMENT_BLOCKS = 128
+MIN_JOINED_PAIRS = 8192
+MIN_SHRINK_BLOCKS = 160  # below, a program a block leaves multiprocessors idle
 MAX_STAGED_BYTES = 160_000  # of shared memory, by the tiles that an expand loads ahead
 
 
@@ -73,10 +75,8 @@ def select_segment(shape: OpShape, device: str) -> PairTiles:
     entry = load(device).nearest("segment", shape)
     if entry is not None:
         return PairTiles(**entry.tiles)
-    block_k = _power_of_two(shape.in_features / 16, 256, 512)
-    return PairTiles(
-        16 if shape.max_rank <= 16 else 32, block_k, 128 if shape.out_features < 8192 else 256, 4
-    )
+    block_k = _power_of_two(shape.in_features / 8, 256, 512)
+    return PairTiles(16 if shape.max_rank <= 16 else 32, block_k, 128, 2)
 
 
 @cache
@@ -91,8 +91,14 @@ def select_shrink(shape: OpShape, block_m: int, device: str) -> ShrinkTiles:
     entry = load(device).nearest("shrink", shape, block_m)
     if entry is not None:
         return ShrinkTiles(**entry.tiles)
-    splits = 1 if shape.in_features <= 4096 or shape.num_pairs >= 16384 else 2
-    return ShrinkTiles(128, splits, 4, 3, 2 if block_m >= 32 and shape.num_pairs >= 4096 else 1)
+    joined = 2 if block_m >= 32 and shape.num_pairs >= MIN_JOINED_PAIRS else 1
+    blocks = shape.num_pairs / (block_m * joined)
+    splits = 1
+    if blocks < MIN_SHRINK_BLOCKS and shape.in_features > 2048:
+        splits = 4 if block_m == 16 and shape.in_features > 4096 else 2
+    if joined == 2:
+        return ShrinkTiles(64, splits, 4, 5, joined)
+    return ShrinkTiles(256 if shape.in_features >= 8192 else 128, splits, 4, 3)
 
 
 @cache
@@ -101,7 +107,20 @@ def select_expand(shape: OpShape, block_m: int, device: str) -> ExpandTiles:
     entry = load(device).nearest("expand", shape, block_m)
     if entry is not None:
         return ExpandTiles(**entry.tiles)
-    programs = shape.num_pairs / block_m * shape.out_features / 128
+    span = min(8 if shape.out_features >= 5760 else 4, max(1, shape.out_features // 256))
     step_bytes = 2 * 128 * (block_m + max(16, shape.max_rank))
-    stages = min(3, max(1, MAX_STAGED_BYTES // step_bytes))
-    return ExpandTiles(128, _power_of_two(programs / 4000, 1, 8), 4, stages)
+    stages = min(3, span, max(1, MAX_STAGED_BYTES // step_bytes))
+    return ExpandTiles(128, span, 4, stages)
+
+
+def select_tiles(
+    stage: str, shape: OpShape, block_m: int, device: str
+) -> PairTiles | ShrinkTiles | ExpandTiles:
+    """The choice for a stage of the table: "pair", "segment", "shrink" or "expand"."""
+    if stage == "pair":
+        return select_pair(shape, device)
+    if stage == "segment":
+        return select_segment(shape, device)
+    if stage == "shrink":
+        return select_shrink(shape, block_m, device)
+    return select_expand(shape, block_m, device)
