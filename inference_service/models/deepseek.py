@@ -124,10 +124,10 @@ def _mlp(config: ConfigReader, prefix: str, routing_of: RoutingOf | None) -> Den
 
 def expert_groups(config: ConfigReader, num_experts: int) -> tuple[int, int]:
     """How many groups the experts form, and how many of these a token may choose from."""
-    num_groups = config.integer("n_group", 1)
+    num_groups = config.integer("n_group")
     if num_experts % num_groups:
         raise config.fail("n_group", f"a divisor of the number of experts, {num_experts}")
-    top_k_groups = config.integer("topk_group", 1)
+    top_k_groups = config.integer("topk_group")
     if top_k_groups > num_groups:
         raise config.fail("topk_group", f"at most n_group, {num_groups}")
     return num_groups, top_k_groups

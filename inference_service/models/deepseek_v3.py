@@ -23,6 +23,6 @@ def _routing(config: ConfigReader, router: str, num_experts: int) -> GroupedSigm
         num_groups=num_groups,
         top_k_groups=top_k_groups,
         renormalize=config.boolean("norm_topk_prob", default=True),
-        scale=config.number("routed_scaling_factor", 1.0),
+        scale=config.number("routed_scaling_factor"),
         correction_bias=f"{router}.e_score_correction_bias",
     )

@@ -26,6 +26,7 @@ from lorikeet_contract.schema import ParameterLayout
 
 ARCHITECTURES = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 MODEL_TYPES = ("llama4_text", "llama4")
+_CHUNKED, _FULL = "chunked_attention", "full_attention"
 _TOWERS = ("vision_model.", "multi_modal_projector.")
 
 
@@ -55,7 +56,7 @@ def _declare_text(config: ConfigReader) -> ModelSpec:
         )
         for index in range(num_layers)
     )
-    return standard_parts.decoder(config, layers, tied_by_default=False)
+    return standard_parts.decoder(config, layers, tied_by_default=False, default_eps=1e-5)
 
 
 def _rotating_layers(config: ConfigReader, num_layers: int) -> tuple[int, ...]:
@@ -65,13 +66,16 @@ def _rotating_layers(config: ConfigReader, num_layers: int) -> tuple[int, ...]:
     rotates = listed or tuple(int((index + 1) % interval != 0) for index in range(num_layers))
     if len(rotates) != num_layers:
         raise config.fail("no_rope_layers", f"{num_layers} of 0 and 1")
+    has_chunks = _chunk(config) is not None
+    kinds = [_CHUNKED if rotates_here and has_chunks else _FULL for rotates_here in rotates]
+    config.require("layer_types", (kinds,), kinds)  # another way to say the same
     return rotates
 
 
 def _attention(config: ConfigReader, index: int, *, rotates: int) -> AttentionSpec:
     steps: tuple[HeadStepSpec, ...] = ()
     if rotates:
-        steps = (PairwiseRotarySpec(read_rope(config, standard_parts.head_dim(config))),)
+        steps = (PairwiseRotarySpec(read_rope(config, standard_parts.head_dim(config), default_theta=5e5)),)
         if config.boolean("use_qk_norm", default=True):
             steps = (*steps, UnitNormSpec())
     elif config.boolean("attn_temperature_tuning", default=True):
@@ -84,8 +88,15 @@ def _attention(config: ConfigReader, index: int, *, rotates: int) -> AttentionSp
         bias=has_bias,
         output_bias=has_bias,
         head_steps=steps,
-        chunk=config.optional_integer("attention_chunk_size") if rotates else None,
+        chunk=_chunk(config) if rotates else None,
     )
+
+
+def _chunk(config: ConfigReader) -> int | None:
+    """Null means no chunks; a config that does not say has the default."""
+    if "attention_chunk_size" in config.fields:
+        return config.optional_integer("attention_chunk_size")
+    return 8192
 
 
 def _dense(config: ConfigReader, index: int) -> DenseMlpSpec:

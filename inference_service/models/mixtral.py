@@ -13,10 +13,10 @@ MODEL_TYPES = ("mixtral",)
 def declare(config: ConfigReader) -> ModelSpec:
     """The model that a Mixtral config describes."""
     config.require("hidden_act", ("silu",), "silu")
-    rope = read_rope(config, standard_parts.head_dim(config))
+    rope = read_rope(config, standard_parts.head_dim(config), default_theta=1e6)
     num_layers = config.integer("num_hidden_layers")
     layers = tuple(_layer(config, index, rope) for index in range(num_layers))
-    return standard_parts.decoder(config, layers, tied_by_default=False)
+    return standard_parts.decoder(config, layers, tied_by_default=False, default_eps=1e-5)
 
 
 def _layer(config: ConfigReader, index: int, rope: RopeParameters) -> LayerSpec:

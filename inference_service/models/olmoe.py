@@ -15,7 +15,7 @@ def declare(config: ConfigReader) -> ModelSpec:
     config.require("hidden_act", ("silu",), "silu")
     config.require("clip_qkv", (None,), None)
     layers = tuple(_layer(config, index) for index in range(config.integer("num_hidden_layers")))
-    return standard_parts.decoder(config, layers, tied_by_default=False)
+    return standard_parts.decoder(config, layers, tied_by_default=False, default_eps=1e-5)
 
 
 def _layer(config: ConfigReader, index: int) -> LayerSpec:

@@ -5,8 +5,8 @@ from inference_service.models.config import ConfigReader
 from inference_service.models.errors import ModelConfigError
 
 
-def read_rope(config: ConfigReader, rotary_dim: int) -> RopeParameters:
-    """The rotary parameters of a model whose heads rotate `rotary_dim` elements.
+def read_rope(config: ConfigReader, rotary_dim: int, *, default_theta: float = 10000.0) -> RopeParameters:
+    """The rotary parameters of a model whose heads rotate `rotary_dim` elements, all that they could.
 
     Raises:
         ModelConfigError: a kind that this server lacks, or a bad field.
@@ -20,13 +20,15 @@ def read_rope(config: ConfigReader, rotary_dim: int) -> RopeParameters:
             f"{scaling.where}: rope type {kind!r} is not supported; supported are "
             f"{', '.join(sorted(ROPE_KINDS))}"
         )
+    for section in (config, scaling):
+        section.require("partial_rotary_factor", (1,), 1)
     original = scaling.optional_integer("original_max_position_embeddings")
     if kind == "llama3" and original is None:
         raise scaling.fail("original_max_position_embeddings", "an integer of at least 1")
     has_attention_factor = scaling.fields.get("attention_factor") is not None
     return RopeParameters(
         rotary_dim=rotary_dim,
-        theta=theta_from.number("rope_theta", 10000.0),
+        theta=theta_from.number("rope_theta", default_theta),
         kind=kind,
         factor=1.0 if kind == "default" else scaling.number("factor"),
         original_max_position=original or config.integer("max_position_embeddings"),

@@ -196,6 +196,7 @@ def decoder(
     layers: tuple[LayerSpec, ...],
     *,
     tied_by_default: bool,
+    default_eps: float = 1e-6,
     multipliers: Multipliers = NO_MULTIPLIERS,
 ) -> ModelSpec:
     """Embedding, final norm and head around `layers`, named as usual."""
@@ -205,7 +206,7 @@ def decoder(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         max_position=config.integer("max_position_embeddings"),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
+        norm_eps=config.number("rms_norm_eps", default_eps),
         embed=Module("embed", "model.embed_tokens", hidden_size),
         embed_weight="model.embed_tokens.weight",
         layers=layers,

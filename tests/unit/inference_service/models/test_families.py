@@ -129,6 +129,10 @@ def test_site_names_are_unique_and_layers_ascend(model: str) -> None:
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0; this server supports None"),
         ("llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2; this server supports 1"),
         ("llama4", {"no_rope_layers": [1, 0]}, "no_rope_layers is .* expected 4 of 0 and 1"),
+        ("llama4", {"layer_types": ["full_attention"] * 4}, "layer_types is .* this server supports"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; this server supports 1"),
+        ("deepseek_v3", {"n_group": None}, "n_group is missing"),
+        ("deepseek_v3", {"routed_scaling_factor": None}, "routed_scaling_factor is missing"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is True"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
         ("deepseek_v3", {"n_group": 3}, "n_group is 3; expected a divisor of the number of experts, 8"),
@@ -174,6 +178,10 @@ def test_llama4_without_lists() -> None:
         else:
             assert isinstance(first, PairwiseRotarySpec)
             assert attention.chunk == 32
+    kinds = ["chunked_attention"] * 3 + ["full_attention"]
+    assert declared("llama4", layer_types=kinds) == declared("llama4")
+    default = declared("llama4", attention_chunk_size=None)
+    assert [attention.chunk for attention in attention_of(default)] == [8192, 8192, 8192, None]
     plain = declared("llama4", use_qk_norm=False, attn_temperature_tuning=False)
     assert [len(attention.head_steps) for attention in attention_of(plain)] == [1, 1, 1, 0]
 
@@ -225,6 +233,27 @@ def test_layers_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
     (path / "config.json").write_text(json.dumps(config_of("deepseek_v3", num_nextn_predict_layers=0)))
     with pytest.raises(CheckpointError, match=r"1 unexpected: model\.layers\.3\.eh_proj\.weight"):
         load_model(describe_model(path), dtype=torch.float32, device=CPU, num_positions=8)
+
+
+@pytest.mark.parametrize(
+    ("model", "theta", "eps"), [("mixtral", 1e6, 1e-5), ("llama4", 5e5, 1e-5), ("llama", 1e4, 1e-6)]
+)
+def test_what_a_config_leaves_out_is_the_familys_own(model: str, theta: float, eps: float) -> None:
+    """Base of the rotation and epsilon of the norms, as transformers has them."""
+    spec = declared(model, rope_theta=None, rms_norm_eps=None)
+    attention = attention_of(spec)[0]
+    steps = [step.rope for step in attention.head_steps if isinstance(step, PairwiseRotarySpec)]
+    ropes = [attention.rope] if attention.rope is not None else steps
+    assert ([rope.theta for rope in ropes], spec.norm_eps) == ([theta], eps)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_random_weights_need_no_checkpoint(model: str) -> None:
+    """For benches of sizes whose files are not at hand."""
+    described = describe_model(FIXTURES / "models" / model)
+    loaded = load_model(described, dtype=torch.bfloat16, device=CPU, num_positions=8, load_format="dummy")
+    assert len(loaded.decoder.layers) == len(described.spec.layers)
+    assert loaded.decoder.lm_head.weight.isfinite().all()
 
 
 def test_deepseek_sizes() -> None:

@@ -63,6 +63,7 @@ RELEASED = {
             n_group=8,
             topk_group=4,
             num_experts_per_tok=8,
+            routed_scaling_factor=2.5,
             num_nextn_predict_layers=1,
         ),
     ),
