@@ -20,7 +20,14 @@ from lorikeet_kernels.head_norm import head_norm_reference
 from lorikeet_kernels.kv_write import kv_write_reference
 from lorikeet_kernels.rotary import rotary_reference
 
-HEADS_PER_PROGRAM = 8
+# Measured on an H200, 80 heads of 64: 64 tokens take 1.8 us with 8 heads a program and 2.0 with 32, 4096
+# tokens 52.6 and 22.3.
+FEW_TOKENS, FEW_HEADS, MANY_HEADS = 256, 8, 32
+
+
+def heads_per_program(num_tokens: int) -> int:
+    """Heads that one program takes: a small batch lacks programs, a large one has too many."""
+    return FEW_HEADS if num_tokens <= FEW_TOKENS else MANY_HEADS
 
 
 def attention_inputs_reference(
@@ -159,14 +166,15 @@ def prepare_heads(
     half = dim // 2 if table is None else table.shape[-1]
     rest = dim - 2 * half
     pdl = heads.device.type == "cuda"
+    block = heads_per_program(num_tokens)
     if num_tokens > 0:
-        _attention_inputs_kernel[(num_tokens, triton.cdiv(num_heads, HEADS_PER_PROGRAM))](
+        _attention_inputs_kernel[(num_tokens, triton.cdiv(num_heads, block))](
             heads, heads if norm_weight is None else norm_weight,
             slot_mapping if positions is None else positions, heads if table is None else table,
             key_cache, value_cache, slot_mapping, eps,
             Q_HEADS=num_heads - 2 * kv_heads, KV_HEADS=kv_heads, DIM=dim, HALF=half,
             HALF_P2=triton.next_power_of_2(half), REST=rest, REST_P2=triton.next_power_of_2(max(1, rest)),
-            NORM=norm_weight is not None, ROTATE=table is not None, BLOCK=HEADS_PER_PROGRAM, PDL=pdl,
+            NORM=norm_weight is not None, ROTATE=table is not None, BLOCK=block, PDL=pdl,
             num_warps=2, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
     return heads[:, : num_heads - 2 * kv_heads]

@@ -47,6 +47,11 @@ def block_capacity(num_pairs: int, num_experts: int, block_rows: int) -> int:
     return (num_pairs + used * (block_rows - 1)) // block_rows
 
 
+def cut_kind(num_pairs: int) -> int:
+    """Equal for numbers of pairs that launch the same kernels: the pairs of one program, 0 for several."""
+    return max(16, triton.next_power_of_2(num_pairs)) if num_pairs <= SINGLE_PART else 0
+
+
 def expert_blocks_reference(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> ExpertBlocks:
     """See `expert_blocks`."""
     num_pairs = topk_ids.numel()
@@ -161,8 +166,8 @@ def cut_blocks(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> Exp
     num_pairs = topk_ids.numel()
     capacity = block_capacity(num_pairs, num_experts, block_rows)
     padded = max(4, triton.next_power_of_2(num_experts))
+    part = cut_kind(num_pairs) or PART
     is_single = num_pairs <= SINGLE_PART
-    part = max(16, triton.next_power_of_2(num_pairs)) if is_single else PART
     num_parts = triton.cdiv(num_pairs, part)
     # each piece starts at a multiple of 16 bytes, whatever the batch: Triton would compile for both cases
     sizes = [4 * capacity, -(-num_pairs // 4) * 4, num_parts * padded]

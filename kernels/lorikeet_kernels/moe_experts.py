@@ -6,7 +6,7 @@ batches store gate_up's and down's rows, to which the LoRA ops add. Rows without
 either way. The reference is `expert_linear`, `gated_activation` and `moe_sum` one after the other.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,7 +14,7 @@ from lorikeet_kernels.device_name import device_name
 from lorikeet_kernels.expert_blocks import ExpertBlocks, expert_blocks
 from lorikeet_kernels.expert_gemm import expert_gemm
 from lorikeet_kernels.gated_activation import GatedActivation, gated_activation
-from lorikeet_kernels.lora_segments import LoraSegments
+from lorikeet_kernels.lora_segments import LoraSegments, make_lora_segments
 from lorikeet_kernels.lora_tables import LoraTables
 from lorikeet_kernels.moe_groups import make_moe_groups
 from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
@@ -48,6 +48,13 @@ class ExpertsLora:
     gate_up_site: int
     down_site: int
 
+    def without_adapters(self, num_tokens: int) -> "ExpertsLora":
+        """The same sites for a batch whose rows are all the base model's, for warming up."""
+        device = self.segments.token_slot.device
+        slots = torch.full((num_tokens,), -1, dtype=torch.int32, device=device)
+        segments = make_lora_segments(slots, self.segments.num_slots, self.segments.workspace)
+        return replace(self, segments=segments)
+
 
 def device_expert_weight(
     weight: torch.Tensor | Mxfp4Weight, dtype: torch.dtype, row_order: RowOrder | None
@@ -76,7 +83,7 @@ def moe_experts(
     if x.shape[0] == 0:
         return out
     num_experts, num_rows, hidden = gate_up.weight.shape
-    shape = MoeShape(_kind(gate_up.weight), hidden, num_rows // 2, num_experts, topk_ids.numel())
+    shape = MoeShape(experts_kind(gate_up.weight), hidden, num_rows // 2, num_experts, topk_ids.numel())
     tiles = select_experts(shape, device_name(x), batch_invariant=batch_invariant)
     blocks = expert_blocks(topk_ids, num_experts, tiles.gate_up.block_rows)
     if lora is not None and not is_ungrouped(topk_ids.numel(), num_experts, lora.segments.num_slots):
@@ -136,7 +143,8 @@ def _with_grouped_lora(
     return sum_pairs(pairs, out)
 
 
-def _kind(weight: DeviceExpertWeight) -> Weights:
+def experts_kind(weight: DeviceExpertWeight) -> Weights:
+    """How the tiles' tables call the storage of `weight`."""
     if isinstance(weight, Mxfp4DeviceWeight):
         return "mxfp4"
     return "fp32" if weight.dtype == torch.float32 else "bf16"

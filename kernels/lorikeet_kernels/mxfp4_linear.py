@@ -65,6 +65,7 @@ def mxfp4_linear(
         "HAS_LIMIT": limit is not None,
         "HAS_BIAS": bias is not None,
         "HAS_ROUTED": topk_weights is not None,
+        "HAS_DELTA": delta is not None,
         "BLOCK_ROWS": blocks.block_rows,
         "ROW_TILES": tiles.block_n // (TILE_ROWS * tiles.num_warps),
         "STEP": tiles.step,
@@ -82,18 +83,18 @@ def mxfp4_linear(
     )
     bias_arg = unused if bias is None else bias
     routed = unused if topk_weights is None else topk_weights
+    delta_arg = unused if delta is None else delta
     grid = (triton.cdiv(weight.num_tiles * TILE_ROWS, tiles.block_n), blocks.capacity)
     if tiles.kernel == "decode":
         _mxfp4_decode_kernel[(*grid, tiles.splits)](
-            out, x, weight.words, weight.scales, bias_arg, routed, unused if delta is None else delta,
-            blocks.order, blocks.blocks, num_pairs, *numbers,
-            HAS_DELTA=delta is not None, SPLITS=tiles.splits, WEIGHTS_FIRST=weights_first, **shared,
+            out, x, weight.words, weight.scales, bias_arg, routed, delta_arg, blocks.order, blocks.blocks,
+            num_pairs, *numbers, SPLITS=tiles.splits, WEIGHTS_FIRST=weights_first, **shared,
         )  # fmt: skip
         return out
     limited = {} if tiles.max_registers is None else {"maxnreg": tiles.max_registers}
     _mxfp4_prefill_kernel[grid](
-        out, x, weight.words, weight.scales, bias_arg, routed, blocks.order, blocks.blocks, *numbers,
-        HALVES=blocks.block_rows >= 64, **shared, **limited,
+        out, x, weight.words, weight.scales, bias_arg, routed, delta_arg, blocks.order, blocks.blocks,
+        *numbers, HALVES=blocks.block_rows >= 64, **shared, **limited,
     )  # fmt: skip
     return out
 
@@ -118,8 +119,8 @@ def _check(
         raise ValueError(f"mxfp4_linear: out {tuple(out.shape)} does not fit {num_pairs} pairs of {width}")
     if activation is not None and weight.pairing is None:
         raise ValueError("mxfp4_linear: an activation needs a weight laid out with a pairing")
-    if delta is not None and (activation is None or tiles.kernel != "decode"):
-        raise ValueError("mxfp4_linear: a delta goes before an activation, in the decode kernel")
+    if delta is not None and activation is None:
+        raise ValueError("mxfp4_linear: a delta goes before an activation")
     if tiles.splits > 1 and (activation is not None or tiles.kernel != "decode"):
         raise ValueError("mxfp4_linear: only the decode kernel without an activation splits")
     if tiles.kernel == "prefill" and tiles.step < 2:

@@ -11,8 +11,8 @@ memory, a step of STEP chunks ahead. Up to half a block's pairs take half its wo
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-# Gluon's tuples grow by +, and it knows no max() of constants nor keyword-only flags.
-# ruff: noqa: RUF005, FBT003
+# Gluon's tuples grow by +.
+# ruff: noqa: RUF005
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -60,11 +60,12 @@ def _fetch_weights(word_at, scale_at, chunk, CHUNKS: gl.constexpr, STEP: gl.cons
 
 @gluon.jit
 def _compute(
-    out_ptr, x_ptr, words_ptr, scales_ptr, bias_ptr, routed_ptr, order_ptr, first, count, expert, tile,
-    factor, alpha, limit, up_offset,
+    out_ptr, x_ptr, words_ptr, scales_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count,
+    expert, tile, factor, alpha, limit, up_offset,
     IN: gl.constexpr, OUT: gl.constexpr, TILES: gl.constexpr, CHUNKS: gl.constexpr, X_DIV: gl.constexpr,
     PAIRING: gl.constexpr, ACTIVATE: gl.constexpr, HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr,
-    HAS_ROUTED: gl.constexpr, PAIRS: gl.constexpr, SPAN: gl.constexpr, STEP: gl.constexpr,
+    HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr, PAIRS: gl.constexpr, SPAN: gl.constexpr,
+    STEP: gl.constexpr,
     STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """SPAN tiles of 16 rows from `tile` on, times up to PAIRS pairs."""
@@ -129,18 +130,19 @@ def _compute(
     p = gl.arange(0, PAIRS, layout=gl.SliceLayout(0, ACC))
     pair = gl.load(order_ptr + first + p, mask=p < count, other=0)
     finish(
-        acc, out_ptr, bias_ptr, routed_ptr, out_ptr, tile * 16, pair, expert, p < count, factor, alpha, limit,
-        up_offset, OUT, PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, False, ACC, HALF, WIDE,
+        acc, out_ptr, bias_ptr, routed_ptr, delta_ptr, tile * 16, pair, expert, p < count, factor, alpha,
+        limit, up_offset, OUT, PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, ACC, HALF, WIDE,
     )  # fmt: skip
 
 
 @gluon.jit
 def _mxfp4_prefill_kernel(
-    out_ptr, x_ptr, words_ptr, scales_ptr, bias_ptr, routed_ptr, order_ptr, blocks_ptr,
+    out_ptr, x_ptr, words_ptr, scales_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, blocks_ptr,
     factor, alpha, limit, up_offset,
     IN: gl.constexpr, OUT: gl.constexpr, TILES: gl.constexpr, CHUNKS: gl.constexpr, X_DIV: gl.constexpr,
     PAIRING: gl.constexpr, ACTIVATE: gl.constexpr, HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr,
-    HAS_ROUTED: gl.constexpr, BLOCK_ROWS: gl.constexpr, ROW_TILES: gl.constexpr, STEP: gl.constexpr,
+    HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr, BLOCK_ROWS: gl.constexpr, ROW_TILES: gl.constexpr,
+    STEP: gl.constexpr,
     STAGES: gl.constexpr, WARPS: gl.constexpr, HALVES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -156,13 +158,13 @@ def _mxfp4_prefill_kernel(
         return
     if HALVES and count <= BLOCK_ROWS // 2:  # an expert's last block: half the work where half suffices
         _compute(
-            out_ptr, x_ptr, words_ptr, scales_ptr, bias_ptr, routed_ptr, order_ptr, first, count, expert,
-            tile, factor, alpha, limit, up_offset, IN, OUT, TILES, CHUNKS, X_DIV, PAIRING, ACTIVATE,
-            HAS_LIMIT, HAS_BIAS, HAS_ROUTED, BLOCK_ROWS // 2, SPAN, STEP, STAGES, WARPS,
+            out_ptr, x_ptr, words_ptr, scales_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count,
+            expert, tile, factor, alpha, limit, up_offset, IN, OUT, TILES, CHUNKS, X_DIV, PAIRING, ACTIVATE,
+            HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, BLOCK_ROWS // 2, SPAN, STEP, STAGES, WARPS,
         )  # fmt: skip
     else:
         _compute(
-            out_ptr, x_ptr, words_ptr, scales_ptr, bias_ptr, routed_ptr, order_ptr, first, count, expert,
-            tile, factor, alpha, limit, up_offset, IN, OUT, TILES, CHUNKS, X_DIV, PAIRING, ACTIVATE,
-            HAS_LIMIT, HAS_BIAS, HAS_ROUTED, BLOCK_ROWS, SPAN, STEP, STAGES, WARPS,
+            out_ptr, x_ptr, words_ptr, scales_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count,
+            expert, tile, factor, alpha, limit, up_offset, IN, OUT, TILES, CHUNKS, X_DIV, PAIRING, ACTIVATE,
+            HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, BLOCK_ROWS, SPAN, STEP, STAGES, WARPS,
         )  # fmt: skip

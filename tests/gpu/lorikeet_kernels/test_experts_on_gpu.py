@@ -106,12 +106,9 @@ def test_mxfp4(experts: int, hidden: int, inner: int, top_k: int, row_order: Row
                 out = act.new_full((num_tokens, top_k, inner), float("nan"))
                 mxfp4_linear(x, laid_up, blocks, out, tiles, bias=up_bias, activation=ACTIVATION)
                 assert relative_error(out, expected) < TOLERANCE
-                if tiles.kernel == "decode":
-                    out.fill_(float("nan"))
-                    mxfp4_linear(
-                        x, laid_up, blocks, out, tiles, bias=up_bias, activation=ACTIVATION, delta=delta
-                    )
-                    assert relative_error(out, with_delta) < TOLERANCE
+                out.fill_(float("nan"))
+                mxfp4_linear(x, laid_up, blocks, out, tiles, bias=up_bias, activation=ACTIVATION, delta=delta)
+                assert relative_error(out, with_delta) < TOLERANCE
                 out = torch.full_like(stored, float("nan"))
                 mxfp4_linear(x, laid_up, blocks, out, tiles, bias=up_bias)
                 assert relative_error(out, rows) < TOLERANCE

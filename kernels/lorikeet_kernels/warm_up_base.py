@@ -1,0 +1,111 @@
+"""Compile what a model's base ops can ever launch, before the first request. GPU only; once per process.
+
+Tiles change with the number of tokens, requests or keys; everything else about a launch is the model's. So
+one launch for each distinct choice covers all batches up to the given bounds.
+"""
+
+import torch
+
+from lorikeet_kernels.attention_metadata import AttentionMetadata
+from lorikeet_kernels.device_name import device_name
+from lorikeet_kernels.expert_blocks import cut_kind
+from lorikeet_kernels.gated_activation import GatedActivation
+from lorikeet_kernels.moe_experts import ExpertProjection, ExpertsLora, experts_kind, moe_experts
+from lorikeet_kernels.paged_attention import paged_attention
+from lorikeet_kernels.sample_rows import FEW_ROWS, sample_rows
+from lorikeet_kernels.tiling import is_ungrouped
+from lorikeet_kernels.tiling.attention_tiles import select_decode
+from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
+
+
+def warm_up_experts(
+    gate_up: ExpertProjection,
+    down: ExpertProjection,
+    activation: GatedActivation,
+    *,
+    dtype: torch.dtype,
+    top_k: int,
+    max_tokens: int,
+    lora: ExpertsLora | None = None,
+    batch_invariant: bool = False,
+) -> int:
+    """Launch each distinct kernel of a layer's experts; returns how many batches it took.
+
+    With `lora` (whose segments are taken for their workspace and number of slots) also what a batch with
+    adapters launches here; the LoRA ops have `warm_up`.
+    """
+    num_experts, num_rows, hidden = gate_up.weight.shape
+    device = torch.device("cuda", torch.cuda.current_device())
+    name = device_name(torch.empty(0, device=device))
+    seen: set[object] = set()
+    for num_tokens in range(1, max_tokens + 1):
+        pairs = num_tokens * top_k
+        shape = MoeShape(experts_kind(gate_up.weight), hidden, num_rows // 2, num_experts, pairs)
+        tiles = select_experts(shape, name, batch_invariant=batch_invariant)
+        grouped = lora is not None and not is_ungrouped(pairs, num_experts, lora.segments.num_slots)
+        choice = (tiles, cut_kind(pairs), grouped)
+        if choice in seen:
+            continue
+        seen.add(choice)
+        x = torch.zeros((num_tokens, hidden), dtype=dtype, device=device)
+        ids = torch.zeros((num_tokens, top_k), dtype=torch.int32, device=device)
+        ids += torch.arange(top_k, dtype=torch.int32, device=device)
+        weights = torch.ones((num_tokens, top_k), dtype=torch.float32, device=device)
+        for adapters in (None,) if lora is None else (None, lora.without_adapters(num_tokens)):
+            moe_experts(
+                x, weights, ids, gate_up, down, activation, lora=adapters, batch_invariant=batch_invariant
+            )
+    return len(seen)
+
+
+def warm_up_attention(
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+    max_requests: int,
+    max_tokens: int,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+) -> int:
+    """Launch each distinct kernel of a layer's attention over its own caches, block 0; returns how many."""
+    device, dtype = key_cache.device, key_cache.dtype
+    _, block_tokens, kv_heads, dim = key_cache.shape
+    seen: set[object] = set()
+    blocks = -(-max_tokens // block_tokens)
+    for num_requests in range(1, max_requests + 1):
+        width = 1
+        while True:
+            tiles = select_decode(num_requests, kv_heads, dim, width * block_tokens, key_cache.itemsize)
+            if tiles not in seen:
+                # one request more with two queries, the first time: both kernels
+                num_rows = num_requests + (1 if not seen else 0)
+                seen.add(tiles)
+                starts = torch.arange(num_requests + 1, dtype=torch.int32, device=device)
+                starts[-1] = num_rows
+                metadata = AttentionMetadata(
+                    query_starts=starts,
+                    sequence_lens=torch.full((num_requests,), 2, dtype=torch.int32, device=device),
+                    block_tables=torch.zeros((num_requests, width), dtype=torch.int32, device=device),
+                    slot_mapping=torch.zeros(0, dtype=torch.int64, device=device),
+                    query_starts_host=(),
+                    sequence_lens_host=(),
+                )
+                q = torch.zeros((num_rows, num_heads, dim), dtype=dtype, device=device)
+                out = q.new_empty((num_rows, num_heads, value_cache.shape[3]))
+                paged_attention(q, key_cache, value_cache, metadata, scale, out, window=window, sinks=sinks)
+            if width >= blocks:
+                break
+            width = min(2 * width, blocks)
+    return len(seen)
+
+
+def warm_up_sampling(vocab_size: int, dtype: torch.dtype, max_rows: int) -> None:
+    """Launch each distinct kernel of sampling without top_k."""
+    for rows in {1, max_rows} if max_rows > FEW_ROWS else {1}:
+        logits = torch.zeros((rows, vocab_size), dtype=dtype, device="cuda")
+        ones = torch.ones(rows, device="cuda")
+        places = torch.zeros(rows, dtype=torch.int64, device="cuda")
+        for all_greedy, any_top_p in ((True, False), (False, False), (False, True)):
+            sample_rows(logits, ones, ones / 2, places, places, all_greedy=all_greedy, any_top_p=any_top_p)
