@@ -49,7 +49,7 @@ def block_capacity(num_pairs: int, num_experts: int, block_rows: int) -> int:
 
 def cut_kind(num_pairs: int) -> int:
     """Equal for numbers of pairs that launch the same kernels: the pairs of one program, 0 for several."""
-    return max(16, triton.next_power_of_2(num_pairs)) if num_pairs <= SINGLE_PART else 0
+    return max(16, 1 << (num_pairs - 1).bit_length()) if num_pairs <= SINGLE_PART else 0
 
 
 def expert_blocks_reference(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> ExpertBlocks:
