@@ -19,7 +19,11 @@ _KEYS = {
     "tmpfs", "user", "volumes",
 }  # fmt: skip
 # Variables of others' programs, and the installed file that knows them.
-_FOREIGN = {"TRITON_CACHE_DIR": "triton/knobs.py", "REDISCLI_AUTH": ""}
+_FOREIGN = {
+    "TRITON_CACHE_DIR": "triton/knobs.py",
+    "TRITON_LIBCUDA_PATH": "triton/knobs.py",
+    "REDISCLI_AUTH": "",
+}
 _MARGIN_S = 5.0  # between the drain's end and SIGKILL
 
 
