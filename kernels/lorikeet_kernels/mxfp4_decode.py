@@ -54,6 +54,64 @@ def _fetch_x(
             async_copy.async_copy_global_to_shared(x_ring[u].index(slot), x, mask=inside)
 
 
+@gluon.jit
+def _accumulate(
+    word_at, scale_at, x_at, is_row, column, begin,
+    IN: gl.constexpr, CHUNKS: gl.constexpr, SPAN: gl.constexpr, BLOCK_ROWS: gl.constexpr, STEP: gl.constexpr,
+    STEPS: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr, ACC: gl.constexpr, X_TYPE: gl.constexpr,
+    EVEN: gl.constexpr, WAITS: gl.constexpr,
+):  # fmt: skip
+    """The product over STEPS steps of STEP chunks from `begin` on; WAITS: x is the launch before's."""
+    A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
+    WORDS: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
+    LANES: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0]))
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    word_ring = ()
+    scale_ring = ()
+    x_ring = ()
+    # a buffer for each chunk of a step: setting barriers, the compiler takes all slots of one buffer for one
+    for _ in gl.static_range(STEP):
+        word_ring = word_ring + (gl.allocate_shared_memory(gl.int32, [STAGES, SPAN * 128], FLAT),)
+        scale_ring = scale_ring + (gl.allocate_shared_memory(gl.int32, [STAGES, SPAN * 8], FLAT),)
+        x_ring = x_ring + (
+            gl.allocate_shared_memory(
+                X_TYPE, [STAGES, BLOCK_ROWS, 64], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+            ),
+        )
+    acc = gl.zeros([SPAN * 16, BLOCK_ROWS], gl.float32, layout=ACC)
+    for step in gl.static_range(STAGES - 1):
+        if step < STEPS:
+            _fetch_weights(
+                word_ring, scale_ring, step, word_at, scale_at, begin + step * STEP, CHUNKS, STEP, EVEN
+            )
+    if WAITS:
+        wait_for_grid()
+    for step in gl.static_range(STAGES - 1):
+        if step < STEPS:
+            _fetch_x(x_ring, step, x_at, is_row, column, begin + step * STEP, IN, STEP, EVEN)
+        async_copy.commit_group()
+    for step in range(STEPS):
+        async_copy.wait_group(STAGES - 2)
+        ahead = step + STAGES - 1
+        if ahead < STEPS:
+            chunk = begin + ahead * STEP
+            _fetch_weights(
+                word_ring, scale_ring, ahead % STAGES, word_at, scale_at, chunk, CHUNKS, STEP, EVEN
+            )
+            _fetch_x(x_ring, ahead % STAGES, x_at, is_row, column, chunk, IN, STEP, EVEN)
+        async_copy.commit_group()
+        slot = step % STAGES
+        for u in gl.static_range(STEP):
+            words = word_ring[u].index(slot).load(WORDS)
+            scales = scale_ring[u].index(slot).load(LANES)
+            scales = scales.expand_dims(1).broadcast_to([SPAN * 8, 4]).reshape([SPAN * 32])
+            x = x_ring[u].index(slot).permute((1, 0)).load(B)
+            acc = mma_v2(dequantize(words, scales, SPAN, A), x, acc)
+    async_copy.wait_group(0)
+    return acc
+
+
 @gluon.jit(do_not_specialize=["num_pairs"])
 def _mxfp4_decode_kernel(
     out_ptr, x_ptr, words_ptr, scales_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, blocks_ptr,
@@ -71,13 +129,9 @@ def _mxfp4_decode_kernel(
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8]
     )
-    A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
-    B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
     WORDS: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
     SCALES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    LANES: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0]))
     X: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     HALF: gl.constexpr = gl.BlockedLayout(
         [1, 2], [8, 4], [WARPS, 1], [1, 0]
     )  # ACC's rows without the upper 8
@@ -109,49 +163,10 @@ def _mxfp4_decode_kernel(
     x_at = x_ptr + (x_row.to(gl.int64) * IN)[:, None] + column[None, :]
     is_row = (m < count)[:, None] & (column >= 0)[None, :]
 
-    word_ring = ()
-    scale_ring = ()
-    x_ring = ()
-    # a buffer for each chunk of a step: setting barriers, the compiler takes all slots of one buffer for one
-    for _ in gl.static_range(STEP):
-        word_ring = word_ring + (gl.allocate_shared_memory(gl.int32, [STAGES, SPAN * 128], FLAT),)
-        scale_ring = scale_ring + (gl.allocate_shared_memory(gl.int32, [STAGES, SPAN * 8], FLAT),)
-        x_ring = x_ring + (
-            gl.allocate_shared_memory(
-                x_ptr.dtype.element_ty, [STAGES, BLOCK_ROWS, 64], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
-            ),
-        )
-    acc = gl.zeros([SPAN * 16, BLOCK_ROWS], gl.float32, layout=ACC)
-    for step in gl.static_range(STAGES - 1):
-        if step < STEPS:
-            _fetch_weights(
-                word_ring, scale_ring, step, word_at, scale_at, begin + step * STEP, CHUNKS, STEP, EVEN
-            )
-    if PDL and WEIGHTS_FIRST:
-        wait_for_grid()
-    for step in gl.static_range(STAGES - 1):
-        if step < STEPS:
-            _fetch_x(x_ring, step, x_at, is_row, column[None, :], begin + step * STEP, IN, STEP, EVEN)
-        async_copy.commit_group()
-    for step in range(STEPS):
-        async_copy.wait_group(STAGES - 2)
-        ahead = step + STAGES - 1
-        if ahead < STEPS:
-            chunk = begin + ahead * STEP
-            _fetch_weights(
-                word_ring, scale_ring, ahead % STAGES, word_at, scale_at, chunk, CHUNKS, STEP, EVEN
-            )
-            _fetch_x(x_ring, ahead % STAGES, x_at, is_row, column[None, :], chunk, IN, STEP, EVEN)
-        async_copy.commit_group()
-        slot = step % STAGES
-        for u in gl.static_range(STEP):
-            words = word_ring[u].index(slot).load(WORDS)
-            scales = scale_ring[u].index(slot).load(LANES)
-            scales = scales.expand_dims(1).broadcast_to([SPAN * 8, 4]).reshape([SPAN * 32])
-            x = x_ring[u].index(slot).permute((1, 0)).load(B)
-            acc = mma_v2(dequantize(words, scales, SPAN, A), x, acc)
-    async_copy.wait_group(0)
-
+    acc = _accumulate(
+        word_at, scale_at, x_at, is_row, column[None, :], begin, IN, CHUNKS, SPAN, BLOCK_ROWS, STEP, STEPS,
+        STAGES, WARPS, ACC, x_ptr.dtype.element_ty, EVEN, PDL and WEIGHTS_FIRST,
+    )  # fmt: skip
     p = gl.arange(0, BLOCK_ROWS, layout=gl.SliceLayout(0, ACC))
     pair = gl.load(order_ptr + first + p, mask=p < count, other=0)
     finish(

@@ -24,6 +24,9 @@ from lorikeet_kernels.paged_decode import paged_decode
 from lorikeet_kernels.paged_prefill import paged_prefill
 from lorikeet_kernels.tiling.attention_tiles import select_decode, select_prefill
 
+MAX_DIM = 256
+"""The widest head that the GPU's kernels take."""
+
 
 def paged_attention_reference(
     q: torch.Tensor,
@@ -119,7 +122,8 @@ def paged_attention(
         )
     if out.shape != (*q.shape[:2], value_cache.shape[-1]):
         raise ValueError(f"paged_attention: out {tuple(out.shape)} does not fit queries {tuple(q.shape)}")
-    if q.device.type == "cpu" or chunk is not None:  # no kernel knows chunks yet
+    # no kernel knows chunks yet, nor holds a wider head in shared memory
+    if q.device.type == "cpu" or chunk is not None or q.shape[-1] > MAX_DIM:
         return paged_attention_reference(
             q, key_cache, value_cache, metadata, scale, out, window=window, chunk=chunk, sinks=sinks
         )
