@@ -60,11 +60,12 @@ class FaultKind(StrEnum):
     NOT_NOTHING = "an answer where nothing should answer"
     LOST_ANSWER = "an answer or a part of it is missing"
     LOST_WRITE = "an acknowledged write is missing"
+    FAILED_OPERATION = "an operation failed without a good reason"
 
     @property
     def is_wrong(self) -> bool:
         """Whether it counts as wrong; else as lost."""
-        return self not in {FaultKind.LOST_ANSWER, FaultKind.LOST_WRITE}
+        return self not in {FaultKind.LOST_ANSWER, FaultKind.LOST_WRITE, FaultKind.FAILED_OPERATION}
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ class Operations:
         self._tally.churned(kind, error.code.name)
         self._tally.fault(
             Fault(
-                FaultKind.LOST_WRITE,
+                FaultKind.FAILED_OPERATION,
                 f"{kind} failed: {error.code.name} {error.reason}: {error.message}",
                 time.monotonic(),
                 {
