@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from inference_service.domain.step import ScheduledRequest
+from inference_service.execution.device_copy import to_device
 from inference_service.execution.request_table import RequestState, RequestTable
 from inference_service.layers.batch import ForwardBatch, LayerCache, LoraBatch
 from lorikeet_kernels.attention_metadata import AttentionMetadata
@@ -102,8 +103,7 @@ class BatchBuilder:
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         """The array on the device."""
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+        return to_device(torch.from_numpy(array), self._device)
 
     def _padded(self, num_rows: int) -> int:
         # On a CPU every projection wants whole tiles of rows (lorikeet_kernels.linear says why): filling the

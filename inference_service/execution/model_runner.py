@@ -8,6 +8,7 @@ import torch
 from inference_service.domain.request import TokenLogprobs
 from inference_service.domain.step import ModelRunnerOutput, SampledRequest, SchedulerOutput
 from inference_service.execution.batch_builder import BatchBuilder, BatchRequest
+from inference_service.execution.device_copy import to_device
 from inference_service.execution.request_table import RequestTable
 from inference_service.execution.sampler import logprobs_of, sample_tokens
 from inference_service.layers.batch import ForwardBatch, LoraBatch
@@ -94,7 +95,7 @@ class BatchModelRunner:
                 np.array([r.state.slot for r in requests], np.int32), [r.end - r.begin for r in requests]
             )
             lora = self._builder.lora(slots[rows])
-        return self._model.logits(hidden.index_select(0, torch.tensor(rows, device=hidden.device)), lora)
+        return self._model.logits(hidden.index_select(0, to_device(torch.tensor(rows), hidden.device)), lora)
 
 
 def _prompt_rows(requests: list[BatchRequest]) -> Iterator[tuple[int, int, int]]:

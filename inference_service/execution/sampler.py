@@ -7,6 +7,7 @@ import torch
 
 from inference_service.domain.request import TokenLogprobs
 from inference_service.domain.sampling import SamplingParams
+from inference_service.execution.device_copy import to_device
 from lorikeet_kernels.logprobs import token_logprobs
 from lorikeet_kernels.sampling import SamplingBatch, sample
 
@@ -17,15 +18,16 @@ def sampling_batch(
     """The rows' parameters as tensors. `positions` index the tokens to be sampled in their sequences."""
 
     def tensor(values: list[float] | list[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype).to(device)
+        return to_device(torch.tensor(values, dtype=dtype), device)
 
     return SamplingBatch(
         temperature=tensor([p.temperature for p in params], torch.float32),
         top_k=tensor([p.top_k for p in params], torch.int64),
         top_p=tensor([p.top_p for p in params], torch.float32),
         # Seeds are any 64 bits; int64 is what torch computes with.
-        seed=torch.from_numpy(np.array([p.seed & (2**64 - 1) for p in params], np.uint64).view(np.int64)).to(
-            device
+        seed=to_device(
+            torch.from_numpy(np.array([p.seed & (2**64 - 1) for p in params], np.uint64).view(np.int64)),
+            device,
         ),
         position=tensor(list(positions), torch.int64),
         all_greedy=all(p.temperature == 0 for p in params),
@@ -46,7 +48,7 @@ def sample_tokens(
     logprobs: list[TokenLogprobs | None] = [None] * len(params)
     rows = [row for row, count in enumerate(wanted) if count is not None]
     if rows:
-        index = torch.tensor(rows, device=logits.device)
+        index = to_device(torch.tensor(rows), logits.device)
         counts = [wanted[row] or 0 for row in rows]
         found = logprobs_of(logits[index], chosen[index].clamp(min=0), counts)
         for row, value in zip(rows, found, strict=True):
