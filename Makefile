@@ -97,6 +97,7 @@ protos: $(DEV) ## regenerate the checked-in code from the .proto files
 
 bench: $(DEV) ## op benchmarks of the kernels on this machine
 	$(BIN)/python -m lorikeet_kernels.bench
+	$(BIN)/python -m lorikeet_kernels.bench_base
 
 clean: ## remove the venv and everything that tests and demos wrote
 	rm -rf $(VENV) clients/node/node_modules var .coverage .coverage.*
