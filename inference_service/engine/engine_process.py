@@ -65,8 +65,8 @@ def run_engine(config: EngineConfig, endpoints: Endpoints) -> int:
         # The model's objects live as long as the process: collections need not look at them again.
         gc.collect()
         gc.freeze()
-        # A full collection comes when a quarter of what the last one left is new. Without this one it would go
-        # by the model's objects, and garbage in cycles would pile up by megabytes first.
+        # A full collection comes when a quarter of what the last one left is new. Without this one that would
+        # be the model's objects, and garbage in cycles would pile up by megabytes first.
         gc.collect()
         is_ready = True
         loop.run()
