@@ -152,15 +152,19 @@ class EmbeddedValkey:
                     retry_after_s=5,
                 )
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_unix_connection(self._socket)
-                writer.write(b"PING\r\n")
-                answer = await reader.readline()
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-                if answer.startswith(b"+PONG"):  # "-LOADING" while the log is replayed
+                if (await self._ping()).startswith(b"+PONG"):  # "-LOADING" while the log is replayed
                     return
             await asyncio.sleep(0.02)
+
+    async def _ping(self) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(self._socket)
+        try:
+            writer.write(b"PING\r\n")
+            return await reader.readline()
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def _watch(self) -> None:
         """Start the server again whenever it ends by itself, with growing pauses."""
