@@ -52,6 +52,7 @@ class Waiting(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """Answer every method."""
+
         async def stream(request: bytes, context: object) -> AsyncIterator[bytes]:
             yield b"first"
             try:
