@@ -10,8 +10,6 @@ from lorikeet_bench.soak.roster import ALIASES, Member, Roster
 from lorikeet_client import ResidencyState
 
 _MAX_REVISIONS = 3
-# Pinned adapters take slots for good; the others must still have some to share.
-_MAX_PINNED = 3
 
 
 class Churner:
@@ -48,10 +46,8 @@ class Churner:
             (0.11, lambda: does.load(member, ResidencyState.ACTIVE)),
             (0.05, lambda: does.load(member, ResidencyState.HOST)),
             (0.15, lambda: does.unload(member)),
-            (
-                0.08 if member.is_pinned or self._may_pin() else 0,
-                lambda: does.pin(member, pinned=not member.is_pinned),
-            ),
+            # One at a time is pinned: it must let the next one have its turn.
+            (0.50 if member.is_pinned else 0.08, lambda: self._pin(member)),
             (0.10, lambda: self._alias(member)),
             (0.08, lambda: does.delete(member)),
             (0.15, lambda: does.look(member)),
@@ -59,8 +55,17 @@ class Churner:
         act = draw.choices([act for _, act in choices], [weight for weight, _ in choices])[0]
         await act()
 
-    def _may_pin(self) -> bool:
-        return sum(member.is_pinned for member in self._roster.members) < _MAX_PINNED
+    async def _pin(self, member: Member) -> None:
+        """One at a time: all that a pinned name and its aliases mean stays, and the others must have room."""
+        if member.is_pinned:
+            await self._operations.pin(member, pinned=False)
+        elif not self._roster.is_pinning:
+            self._roster.is_pinning = True
+            try:
+                if not any(other.is_pinned for other in self._roster.members):
+                    await self._operations.pin(member, pinned=True)
+            finally:
+                self._roster.is_pinning = False
 
     async def _replace(self, member: Member) -> None:
         """Another content under the same name: a new one, or an older revision pushed again."""

@@ -52,6 +52,8 @@ class Roster:
             Member(AdapterName(tenant, f"soak-{number:02}"), _palette(pool, number))
             for number in range(count)
         )
+        # Somebody is about to pin: two at once would not see each other.
+        self.is_pinning = False
         # Popularity falls with the number, as tenants' does.
         self.weights = [1 / (number + 1) ** 0.7 for number in range(count)]
 
