@@ -24,6 +24,7 @@ from tests.support.uploads import upload_parts
 from tests.support.waiting import eventually
 
 STEADY = {"demo/one": 11, "demo/two": 22}
+Clients = tuple[SteadyStreams, SteadyReads]
 _CHUNK_BYTES = 5_000
 _DISK_BYTES = 8 << 20
 

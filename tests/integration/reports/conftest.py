@@ -7,7 +7,6 @@ import pytest
 import pytest_asyncio
 
 from lorikeet_bench import rigs
-from tests.support.enclosed_stack import EnclosedStack
 from tests.support.stack import Stack
 
 
@@ -26,10 +25,3 @@ async def copy_stack(rig_root: Path) -> AsyncIterator[Stack]:
             await stack.upload(rigs.write_moe_watermark(rig_root / f"w{token}", token), f"demo/w{token}")
             await stack.wait_known(f"demo/w{token}")
         yield stack
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def enclosed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EnclosedStack]:
-    """A stack for uploads that must leave no trace."""
-    async with EnclosedStack.running(tmp_path_factory.mktemp("enclosed")) as running:
-        yield running

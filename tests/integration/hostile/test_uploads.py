@@ -12,7 +12,7 @@ import os
 import pickle
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import grpc
 import pytest
 from safetensors.numpy import load_file
 
-from lorikeet_bench import rigs
 from lorikeet_client import CallError, InvalidRequestError, Lorikeet, UploadRefusedError
 from tests.support.enclosed_stack import SECRET, SERVED, EnclosedStack, refusal
 
@@ -37,23 +36,6 @@ class Marked:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         return open, (str(self._marker), "w")
-
-
-@pytest.fixture(autouse=True)
-def _untouched(enclosed: EnclosedStack, tmp_path: Path) -> Iterator[None]:
-    """After every test the world outside is what it was, and the stores hold what they held."""
-    before = enclosed.snapshot()
-    yield
-    assert enclosed.snapshot() == before
-    assert not (tmp_path / "marker").exists()
-    assert enclosed.stack.manager.popen
-    assert enclosed.stack.manager.popen.poll() is None
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """A sound adapter."""
-    return rigs.write_moe_watermark(tmp_path / "adapter", 20)
 
 
 def pickled(directory: Path, marker: Path) -> bytes:

@@ -5,43 +5,21 @@ What was refused says so, nothing half-done is seen, and with room again the rep
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import grpc.aio
 import psutil
 import pytest
-import pytest_asyncio
 
 from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_rpc.errors import RpcFailure, from_rpc_error
 from tests.support.fault_table import FaultTable
 from tests.support.journal import until_acknowledged
-from tests.support.steady_clients import SteadyReads, SteadyStreams
-from tests.support.upload_world import STEADY, Filler, UploadWorld, upload_world
+from tests.support.upload_world import STEADY, Clients, Filler, UploadWorld
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[UploadWorld]:
-    """Two resident adapters."""
-    async with upload_world(tmp_path_factory.mktemp("disks")) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def clients(world: UploadWorld) -> AsyncIterator[tuple[SteadyStreams, SteadyReads]]:
-    """They ask throughout each test."""
-    async with (
-        SteadyStreams(world.stack, {**STEADY, None: 5}) as streams,
-        SteadyReads(world.stack, world.steady) as reads,
-    ):
-        yield streams, reads
-
-
-Clients = tuple[SteadyStreams, SteadyReads]
 
 
 @pytest.fixture

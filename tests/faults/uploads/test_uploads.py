@@ -8,46 +8,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
-import pytest_asyncio
 
 from lorikeet.adapters.v1 import adapter_pb2 as pb
 from tests.support.fault_table import FaultTable
 from tests.support.journal import DEADLINE_S
-from tests.support.steady_clients import SteadyReads, SteadyStreams
-from tests.support.upload_world import STEADY, UploadWorld, upload_world
+from tests.support.steady_clients import SteadyReads
+from tests.support.upload_world import Clients, UploadWorld
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 _CHUNK_BYTES = 5_000
 _DISK_BYTES = 8 << 20
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[UploadWorld]:
-    """Two resident adapters."""
-    async with upload_world(tmp_path_factory.mktemp("uploads")) as world:
-        yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def clients(world: UploadWorld) -> AsyncIterator[tuple[SteadyStreams, SteadyReads]]:
-    """They ask throughout each test."""
-    async with (
-        SteadyStreams(world.stack, {**STEADY, None: 5}) as streams,
-        SteadyReads(world.stack, world.steady) as reads,
-    ):
-        yield streams, reads
-
-
-Clients = tuple[SteadyStreams, SteadyReads]
 _UPLOADER = """
 import sys, time
 import grpc

@@ -5,7 +5,6 @@ removed or changed. Sources: NVIDIA/TensorRT-LLM#13391, leejet/stable-diffusion.
 """
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 
 from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet.adapters.v1 import tenant_pb2
-from lorikeet_bench import rigs
 from lorikeet_client import InvalidRequestError
 from tests.support.enclosed_stack import SERVED, EnclosedStack, refusal
 from tests.support.uploads import upload_parts
@@ -53,23 +51,6 @@ TENSORS = [
     "m\u043edel.x",
     "x" * 5000,
 ]
-
-
-@pytest.fixture(autouse=True)
-def _untouched(enclosed: EnclosedStack, tmp_path: Path) -> Iterator[None]:
-    """After every test the world outside is what it was, and the stores hold what they held."""
-    before = enclosed.snapshot()
-    yield
-    assert enclosed.snapshot() == before
-    assert not (tmp_path / "marker").exists()
-    assert enclosed.stack.manager.popen
-    assert enclosed.stack.manager.popen.poll() is None
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """A sound adapter."""
-    return rigs.write_moe_watermark(tmp_path / "adapter", 20)
 
 
 @pytest.mark.parametrize("name", NAMES)
