@@ -89,13 +89,19 @@ class HostLoads:
 
     def collect(self, now_s: float) -> None:
         """Take in what the worker threads finished."""
-        done = [job for job in self._in_flight if job[1].done()]
-        self._in_flight = [job for job in self._in_flight if not job[1].done()]
-        ended = [errand for errand in self._errands if errand[0].done()]
-        self._errands = [errand for errand in self._errands if not errand[0].done()]
-        for errand, on_done in ended:
-            on_done(errand.exception() is None and errand.result())
-        for entry, future in done:
+        # Each is asked once: one that ends between two questions would be in neither answer, and its revision
+        # would be loading for ever.
+        jobs, self._in_flight = self._in_flight, []
+        errands, self._errands = self._errands, []
+        for errand, on_done in errands:
+            if errand.done():
+                on_done(errand.exception() is None and errand.result())
+            else:
+                self._errands.append((errand, on_done))
+        for entry, future in jobs:
+            if not future.done():
+                self._in_flight.append((entry, future))
+                continue
             entry.is_loading = False
             self._table.is_dirty = True
             error = future.exception()
