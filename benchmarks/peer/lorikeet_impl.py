@@ -1,8 +1,10 @@
-"""Lorikeet's LoRA ops under a peer benchmark's harness: `make(p)` returns the ops and what runs before them.
+"""Lorikeet's LoRA ops behind the interface by which implementations are timed against each other: `make(p)`.
 
-The harness hands over one input set `p`: activations, routing, the tokens' slots, and weights in its own
-layout ([slots, E, rank, in] a slice). Only weights are repacked here, into the arena's layout; all that
-depends on tokens happens in `prep`, which is timed. The ops are the public functions that the engine calls.
+A bench that compares implementations makes one input set `p` for all of them: activations, routing, the
+tokens' slots, and weights as vLLM lays them out ([slots, E, rank, in] a slice). `make` returns callables:
+`w13` and `w2` add the LoRA deltas in place, `prep` (None where there is nothing to prepare) runs before them.
+Only weights are repacked here, into the arena's layout; all that depends on tokens happens in `prep`, which
+is timed. The ops are the public functions that the engine calls.
 """
 
 from collections.abc import Callable
@@ -63,7 +65,7 @@ def _tables(p: Any) -> LoraTables:
 
 
 def make(p: Any) -> dict[str, Any]:
-    """The harness's plug: `w13` and `w2` add in place, `prep` groups the pairs where the ops want that."""
+    """See the module; `prep` groups the pairs where the ops want that."""
     tables = _tables(p)
     row_order: RowOrder = "interleaved" if p.slices == 1 else "concatenated"
     workspace = _WORKSPACES.setdefault(str(p.device), LoraWorkspace(p.x.device))

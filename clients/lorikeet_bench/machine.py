@@ -13,7 +13,11 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Facts of a run's time and place. `load` is the machine's one-minute load average at that moment."""
+    """Facts of a run's time and place.
+
+    `platform` is system and processor, not one kernel's build; `load` is the machine's one-minute load average
+    at that moment.
+    """
 
     date: str
     commit: str
@@ -32,7 +36,7 @@ def describe_machine(*packages: str) -> Machine:
         commit=_commit(),
         python=platform.python_version(),
         packages={name: metadata.version(name) for name in ("lorikeet", *packages)},
-        platform=platform.platform(),
+        platform=f"{platform.system()} {platform.machine()}",
         cores=os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         load=round(os.getloadavg()[0], 2),
