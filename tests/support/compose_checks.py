@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lorikeet_client.settings import ClientSettings
 from lorikeet_rpc import health_check
 from tests.support.compose_file import Volume, seconds, variables_of
 from tests.support.deployment import COMPOSE, TLS, VARIABLES, Deployment
@@ -24,6 +25,7 @@ _FOREIGN = {
     "TRITON_LIBCUDA_PATH": "triton/knobs.py",
     "REDISCLI_AUTH": "",
 }
+_COMMAND = "LORIKEET_"  # variables of the command that the manager's image brings along
 _MARGIN_S = 5.0  # between the drain's end and SIGKILL
 
 
@@ -158,6 +160,8 @@ def _program_problems(
         redis = document["services"]["redis"]["command"][2]
         if host is None or host[1] not in document["services"] or f"--port {host[2]} " not in redis:
             found.append("its Redis is nowhere")
+    if build["dockerfile"] == "deploy/adapter-manager.Dockerfile":
+        found += _command_problems(deployment, document, service, read_settings.ports()["listen"])
     return found + _foreign_problems(service)
 
 
@@ -206,8 +210,30 @@ def _node_problems(deployment: Deployment, document: Mapping[str, Any], node: st
     return [f"node {node} is nowhere with profile {profile}" for profile in sorted(profiles)]
 
 
+def _command_problems(
+    deployment: Deployment, document: Mapping[str, Any], service: Mapping[str, Any], port: int
+) -> list[str]:
+    """Whether `lorikeet` in the manager's container finds both services; the token comes from outside."""
+    given = {
+        name.removeprefix(_COMMAND).lower(): value
+        for name, value in service["environment"].items()
+        if name.startswith(_COMMAND)
+    }
+    found = [f"{_COMMAND}{n.upper()}: no such setting" for n in given if n not in ClientSettings.model_fields]
+    if "inference" not in given:
+        found.append("LORIKEET_INFERENCE is not set: the command would look for a node in this container")
+    else:
+        found += _node_problems(deployment, document, given["inference"])
+    # By the name that the certificate has.
+    if given.get("manager") != f"localhost:{port}":
+        found.append(f"LORIKEET_MANAGER is not localhost:{port}")
+    if given.get("tls_ca_file") != service["environment"].get("ADAPTER_MANAGER_NODES_TLS_CA"):
+        found.append("LORIKEET_TLS_CA_FILE is not the authority that the manager trusts")
+    return found
+
+
 def _foreign_problems(service: Mapping[str, Any]) -> list[str]:
-    prefixes = tuple(prefix for _, prefix in SETTINGS.values())
+    prefixes = (*(prefix for _, prefix in SETTINGS.values()), _COMMAND)
     names = [name for name in service.get("environment", {}) if not name.startswith(prefixes)]
     found = [f"{name}: nobody reads it" for name in names if name not in _FOREIGN]
     for name in names:
@@ -221,13 +247,19 @@ def _foreign_problems(service: Mapping[str, Any]) -> list[str]:
 
 def _variable_problems(deployment: Deployment) -> list[str]:
     """.env's example names every variable that the files use, and secrets are demanded."""
-    used = variables_of([deployment.texts[COMPOSE]])
+    used = variables_of([deployment.texts[COMPOSE], deployment.texts[TLS]])
     listed = set(re.findall(r"^(?:# )?([A-Z_]+)=", deployment.texts["deploy/env.example"], re.MULTILINE))
     found = [f"env.example does not name {name}" for name in used if name not in listed]
     found += [
-        f"env.example names {n}, which nothing uses" for n in listed - used.keys() - {"COMPOSE_PROFILES"}
+        f"env.example names {n}, which nothing uses"
+        for n in listed - used.keys() - {"COMPOSE_PROFILES", "COMPOSE_FILE"}
     ]
-    demanded = ("LORIKEET_NODE_TOKEN", "LORIKEET_REDIS_PASSWORD", "LORIKEET_MODEL_DIR")
+    demanded = (
+        "LORIKEET_NODE_TOKEN",
+        "LORIKEET_REDIS_PASSWORD",
+        "LORIKEET_MODEL_DIR",
+        "LORIKEET_MODEL_NAME",
+    )
     found += [f"{name} is not demanded" for name in demanded if not used.get(name)]
     texts = deployment.texts[COMPOSE] + deployment.texts[TLS]
     # A use that does not demand it would be an empty secret where only that file's variables are checked.

@@ -68,6 +68,19 @@ class ComposedService:
         )
         return await process.wait() == 0
 
+    async def execute(self, *command: str, **variables: str) -> tuple[int, str]:
+        """`docker compose exec -e NAME ... SERVICE COMMAND`: exit code and all that it printed."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env={**self._environment, **variables},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, output.decode()
+
     async def healthy(self) -> None:
         """Wait until it is."""
         end_s = asyncio.get_running_loop().time() + _STARTING_S

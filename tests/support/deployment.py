@@ -16,6 +16,7 @@ COMPOSE, TLS = "compose.yaml", "deploy/compose.tls.yaml"
 FILES = (
     COMPOSE,
     TLS,
+    "constraints-gpu.txt",
     "deploy/inference-service.Dockerfile",
     "deploy/adapter-manager.Dockerfile",
     "deploy/env.example",
@@ -23,12 +24,14 @@ FILES = (
     ".dockerignore",
     "pyproject.toml",
     "docs/deploy.md",
+    "docs/performance.md",
 )
 # What somebody would write into .env.
 VARIABLES = {
     "LORIKEET_NODE_TOKEN": "a" * 64,
     "LORIKEET_REDIS_PASSWORD": "b" * 64,
     "LORIKEET_MODEL_DIR": "./examples/storyteller/model",
+    "LORIKEET_MODEL_NAME": "storyteller",
     "LORIKEET_TLS_DIR": "./tls",
 }
 

@@ -62,7 +62,11 @@ MISTAKES = [
     (COMPOSE, "stop_grace_period: 45s", "stop_grace: 45s", "stop_grace"),
     (COMPOSE, "image: redis:7.4-bookworm", "image: redis:latest", "no version"),
     (COMPOSE, "image: redis:7.4-bookworm", "image: registry.example.com/redis:7.4", "names a registry"),
-    (COMPOSE, "${LORIKEET_MODEL_NAME:-}", "${LORIKEET_MODEL:-}", "does not name LORIKEET_MODEL"),
+    (COMPOSE, "${LORIKEET_TENANT:-demo}", "${LORIKEET_FIRST:-demo}", "does not name LORIKEET_FIRST"),
+    (COMPOSE, "${LORIKEET_MODEL_NAME:?", "${LORIKEET_MODEL_NAME:-", "LORIKEET_MODEL_NAME may be empty"),
+    (COMPOSE, "LORIKEET_INFERENCE:", "LORIKEET_NODE:", "LORIKEET_NODE: no such setting"),
+    (COMPOSE, "LORIKEET_INFERENCE: inference-service", "LORIKEET_INFERENCE: localhost", "is nowhere"),
+    (COMPOSE, "LORIKEET_MANAGER: localhost:50052", "LORIKEET_MANAGER: localhost", "LORIKEET_MANAGER is not"),
     (COMPOSE, "${LORIKEET_REDIS_PASSWORD:?", "${LORIKEET_REDIS_PASSWORD:-",
      "LORIKEET_REDIS_PASSWORD may be empty"),
     ("deploy/env.example", "LORIKEET_NODE_TOKEN=", "LORIKEET_TOKEN=", "does not name LORIKEET_NODE_TOKEN"),
@@ -74,7 +78,8 @@ MISTAKES = [
     (NODE, "/var/lib/lorikeet/node", "/var/lib/lorikeet/cache", "is not made in the image"),
     (NODE, "COPY kernels kernels", "COPY kernel kernel", "COPY kernel: not there"),
     (NODE, "COPY clients clients", "", "clients/lorikeet_admin is not copied"),
-    (NODE, "--from=build", "--from=builder", "--from=builder: no such stage"),
+    (NODE, "--from=build-cpu", "--from=builder", "--from=builder: no such stage"),
+    (".dockerignore", "!constraints-gpu.txt", "", "constraints-gpu.txt: left out"),
     (NODE, 'ENTRYPOINT ["lorikeet-inference"]', 'ENTRYPOINT ["lorikeet-infer"]', "no script of the project"),
     (NODE, "python:3.12-slim-bookworm", "python:slim", "no version"),
     (NODE, "EXPOSE 50051 9401", "EXPOSE 50051", "EXPOSE is not"),
@@ -84,6 +89,7 @@ MISTAKES = [
     ("pyproject.toml", "adapter_manager.__main__:main", "adapter_manager.main:main", "adapter_manager.main"),
     (TLS, "INFERENCE_TLS_CERT:", "INFERENCE_TLS_CERTIFICATE:", "no such setting"),
     (TLS, "INFERENCE_TLS_KEY: /tls/key.pem", "INFERENCE_TLS_KEY: /tls/server.key", "--tls-key"),
+    (TLS, "LORIKEET_TLS_CA_FILE: /tls/ca.pem", "", "LORIKEET_TLS_CA_FILE is not"),
     (TLS, '"--tls-ca", "/tls/ca.pem", "localhost:50051"', '"localhost:50051"', "TLS on one side only"),
 ]  # fmt: skip
 
@@ -102,7 +108,7 @@ def test_everything_named_exists(deployment: Deployment, overrides: tuple[str, .
 
 def test_a_second_node_as_the_guide_shows_it(deployment: Deployment) -> None:
     """The guide's override file, read as Compose would: nothing is wrong with the profile that it extends."""
-    (snippet,) = re.findall(r"```yaml\n(.*?)```", deployment.texts["docs/deploy.md"], re.DOTALL)
+    snippet, _ = re.findall(r"```yaml\n(.*?)```", deployment.texts["docs/deploy.md"], re.DOTALL)
     nodes = re.search(r"`LORIKEET_NODES=(\S+)`", deployment.texts["docs/deploy.md"])
     assert nodes
     shown = Deployment({**deployment.texts, "override": snippet})
@@ -117,6 +123,40 @@ def test_a_second_node_as_the_guide_shows_it(deployment: Deployment) -> None:
     ]
 
 
+def test_a_second_node_with_tls_as_the_guide_shows_it(deployment: Deployment) -> None:
+    """The guide's list of files: the second node is still there, and speaks TLS as the first does."""
+    guide = deployment.texts["docs/deploy.md"]
+    first, second = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    without, with_nodes = (
+        line.split(":") for line in re.findall(r"^COMPOSE_FILE=(\S+)$", guide, re.MULTILINE)
+    )
+    assert without == [COMPOSE, TLS]
+    assert with_nodes == [COMPOSE, "compose.override.yaml", TLS, "compose.nodes-tls.yaml"]
+    shown = Deployment({**deployment.texts, "compose.override.yaml": first, "compose.nodes-tls.yaml": second})
+    nodes = re.search(r"`LORIKEET_NODES=(\S+)`", guide)
+    assert nodes
+    variables = {**VARIABLES, "LORIKEET_NODES": nodes[1]}
+    found = compose_problems(shown, *with_nodes[1:], variables=variables)
+    assert found == ["adapter-manager: node inference-service-2:50051 is nowhere with profile gpu"]
+    services = shown.compose(*with_nodes[1:])["services"]
+    for name in ("environment", "healthcheck"):
+        assert services["inference-service-2"][name] == services["inference-service"][name]
+
+
+def test_the_gpu_image_has_the_measured_pair(deployment: Deployment) -> None:
+    """The figures hold for one torch and one triton: the image installs those, and no CPU build."""
+    pins = re.findall(r"^(torch|triton)==(\S+)$", deployment.texts["constraints-gpu.txt"], re.MULTILINE)
+    measured = re.findall(r"\b(torch|triton) (\d+\.\d+\.\d+)", deployment.texts["docs/performance.md"])
+    assert set(pins) == set(measured)
+    assert len(pins) == 2
+    dockerfile = deployment.dockerfile(NODE)
+    assert dockerfile
+    (source,) = [i.flags["from"] for i in dockerfile.instructions("gpu", "COPY")]
+    runs = " ".join(i.text for i in dockerfile.instructions(source, "RUN"))
+    assert "-c constraints-gpu.txt" in runs
+    assert not [i for i in dockerfile.instructions(source, "ARG") if i.text.startswith("PIP_EXTRA_INDEX_URL")]
+
+
 @pytest.mark.parametrize(("path", "old", "new", "words"), MISTAKES)
 def test_a_mistake_is_found(deployment: Deployment, path: str, old: str, new: str, words: str) -> None:
     """Each check can fail: one word changed gives the problem that names it."""
@@ -124,7 +164,9 @@ def test_a_mistake_is_found(deployment: Deployment, path: str, old: str, new: st
     assert [problem for problem in found if words in problem], found
 
 
-@pytest.mark.parametrize("name", ["LORIKEET_NODE_TOKEN", "LORIKEET_REDIS_PASSWORD", "LORIKEET_MODEL_DIR"])
+@pytest.mark.parametrize(
+    "name", ["LORIKEET_NODE_TOKEN", "LORIKEET_REDIS_PASSWORD", "LORIKEET_MODEL_DIR", "LORIKEET_MODEL_NAME"]
+)
 def test_what_is_missing_is_demanded_by_name(deployment: Deployment, name: str) -> None:
     """Unset or empty, nothing starts; the message says where to set it."""
     for variables in ({**VARIABLES, name: ""}, {k: v for k, v in VARIABLES.items() if k != name}):

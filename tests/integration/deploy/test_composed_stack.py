@@ -83,6 +83,17 @@ async def push(command: Command, root: Path, mark: int) -> None:
     assert await command.tokens(f"demo/w{mark}") == [mark] * 4
 
 
+async def check_command_inside(stack: ComposeStack) -> None:
+    """`lorikeet` beside the manager needs nothing but the token; without one it is refused."""
+    manager = stack.services["adapter-manager"]
+    token = (stack.directory("/var/lib/lorikeet/manager") / "bootstrap-token").read_text().strip()
+    for arguments in (("model", "show"), ("adapters", "list")):
+        code, output = await manager.execute("lorikeet", *arguments, LORIKEET_TOKEN=token)
+        assert code == 0, output
+        code, output = await manager.execute("lorikeet", *arguments)
+        assert code == 5, output
+
+
 def check_inside(stack: ComposeStack) -> None:
     """Redis asks for the password and writes before it answers; both services show metrics."""
     host, _, port = stack.address(6379).partition(":")
@@ -107,6 +118,7 @@ async def test_up_push_kill_each_and_stop(tmp_path: Path) -> None:
         command = Command(stack)
         await push(command, tmp_path, 10)
         await asyncio.to_thread(check_inside, stack)
+        await check_command_inside(stack)
         for mark, (name, victim) in enumerate(stack.services.items(), 11):
             await victim.kill()
             assert victim.restarts == 1, name
@@ -133,3 +145,4 @@ async def test_tls(tmp_path: Path) -> None:
             Command(stack, {"LORIKEET_TLS_CA_FILE": str(stack.directory("/tls") / "ca.pem")}), tmp_path, 10
         )
         assert Command(stack).once("adapters", "list").exit_code == 4
+        await check_command_inside(stack)
