@@ -20,8 +20,8 @@ from lorikeet_rpc.service_settings import read_service_settings
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-# Longer than any step: on a CPU one of a large model takes minutes.
-_STALL_TIMEOUT_S = {"cuda": 60.0, "cpu": 600.0}
+# Longer than any step: on a CPU, where auto may end, one of a large model takes minutes.
+_STALL_TIMEOUT_S = {"cuda": 60.0, "cpu": 600.0, "auto": 600.0}
 
 
 class Settings(BaseSettings):
@@ -63,9 +63,9 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is a GPU.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where torch sees a GPU.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Compute dtype; auto: the checkpoint's."
+        "auto", description="Compute dtype; auto: the checkpoint's on a GPU, float32 on a CPU."
     )
     load_format: Literal["auto", "dummy"] = Field("auto", description="dummy: random weights, for benches.")
     generation_config: Literal["auto", "none"] = Field(
@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     start_timeout_s: Seconds = Field(600.0, description="Longest time to load the model.")
     stall_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="A silent engine is killed and restarted after this. Default: 60 on a GPU, 600 on a CPU.",
+        description="A silent engine is killed and restarted after this; default: 60 on cuda, else 600.",
     )
 
     @field_validator("metrics_listen")
@@ -125,11 +125,10 @@ class Settings(BaseSettings):
 
     def engine_config(self) -> EngineConfig:
         """The engine process's own settings."""
-        device = _device() if self.device == "auto" else self.device
         return EngineConfig(
             model_dir=str(self.model_dir.absolute()),
             model_name=self.model_name,
-            device=device,
+            device=self.device,
             dtype=self.dtype,
             load_format=self.load_format,
             block_tokens=self.block_tokens,
@@ -154,7 +153,7 @@ class Settings(BaseSettings):
             max_adapter_wait_s=self.max_adapter_wait_s,
             slot_patience_s=self.slot_patience_s,
             start_timeout_s=self.start_timeout_s,
-            stall_timeout_s=self.stall_timeout_s or _STALL_TIMEOUT_S[device],
+            stall_timeout_s=self.stall_timeout_s or _STALL_TIMEOUT_S[self.device],
             log_json=self.log_format == "json",
             log_level=self.log_level,
         )
@@ -163,8 +162,3 @@ class Settings(BaseSettings):
 def read_settings(arguments: Sequence[str]) -> Settings:
     """Read flags, then environment, then defaults; raises InvalidSettingsError where one is wrong."""
     return read_service_settings(Settings, arguments)
-
-
-def _device() -> str:
-    """Without importing torch, which belongs to the engine process."""
-    return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"

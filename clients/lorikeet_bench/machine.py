@@ -15,8 +15,8 @@ import psutil
 class Machine:
     """Facts of a run's time and place.
 
-    `platform` is system and processor, not one kernel's build; `load` is the machine's one-minute load average
-    at that moment.
+    `platform` is system and processor, not one kernel's build. `load` is the machine's one-minute load
+    average at that moment.
     """
 
     date: str

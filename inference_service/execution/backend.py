@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import torch
 
 from inference_service.domain.engine import ModelFacts
@@ -22,6 +23,10 @@ from inference_service.ports import DeviceArena, HostPool, ModelRunner
 
 # Reading, hashing and converting one revision: sha256 keeps a core busy at about 1.5 GB/s, disks are faster.
 _READ_THREADS = 4
+# There wherever NVIDIA's driver is loaded.
+_DRIVER = Path("/dev/nvidiactl")
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +104,27 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
 
 
 def _device(name: str) -> torch.device:
+    if name == "auto":
+        return _chosen_device()
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or not (index == "" or index.isdecimal()):
-        raise ModelConfigError(f"device {name!r} is not supported; use cpu, cuda or cuda:<index>")
+        raise ModelConfigError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:<index>")
     found = torch.cuda.device_count()
     if kind == "cuda" and found <= int(index or 0):
-        raise ModelConfigError(f"device {name!r} was asked for, but torch finds {found} GPUs on this machine")
+        raise ModelConfigError(
+            f"device {name!r} was asked for, but torch {torch.__version__} finds {found} GPUs on this "
+            "machine; --device cpu runs without one"
+        )
     return torch.device(name)
+
+
+def _chosen_device() -> torch.device:
+    """A GPU that torch can use, or the CPU."""
+    if torch.cuda.device_count():
+        return torch.device("cuda")
+    if _DRIVER.exists():
+        reason = (
+            "torch is a CPU build" if torch.version.cuda is None else "torch finds no GPU that it can use"
+        )
+        log.warning("engine.gpu_not_used", device="cpu", torch=torch.__version__, reason=reason)
+    return torch.device("cpu")

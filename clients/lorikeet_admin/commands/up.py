@@ -30,8 +30,15 @@ def up(
     ] = Path("lorikeet-data"),
     inference_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 50051,
     manager_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 50052,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda; auto: cuda where torch sees a GPU.")
+    ] = "auto",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="auto, float32, bfloat16 or float16; auto: the checkpoint's on a GPU, float32 on a CPU."
+        ),
+    ] = "auto",
     model_name: Annotated[str, typer.Option(help="Name shown to clients; default: the directory's.")] = "",
     tenant: Annotated[str, typer.Option(help="The tenant made on the first run.")] = "demo",
     startup_timeout: Annotated[float, typer.Option(min=1, help="Seconds until both must serve.")] = 180.0,

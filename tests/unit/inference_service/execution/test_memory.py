@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
+from inference_service.execution import backend
 from inference_service.execution.backend import load_backend
 from inference_service.execution.config import BackendConfig
 from inference_service.execution.memory import MemoryBudgetError, MemoryPlan, plan_memory
@@ -78,11 +80,30 @@ def test_two_sizes_for_one_cache_are_refused(description: ModelDescription) -> N
         plan(description, num_blocks=1, kv_cache_bytes=1)
 
 
+@pytest.mark.parametrize(("has_driver", "warnings"), [(False, 0), (True, 1)])
+def test_auto_is_the_cpu_where_torch_sees_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_driver: bool, warnings: int
+) -> None:
+    """Also beside a GPU's driver, with a line that says why."""
+    driver = tmp_path / "driver"
+    if has_driver:
+        driver.touch()
+    monkeypatch.setattr(backend, "_DRIVER", driver)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    directory = write_model(tmp_path / "model", make_weights(CONFIG))
+    with structlog.testing.capture_logs() as lines:
+        loaded = load_backend(BackendConfig(model_dir=str(directory), device="auto", num_blocks=8))
+    assert loaded.info.dtype == "float32"
+    found = [line for line in lines if line["event"] == "engine.gpu_not_used"]
+    assert len(found) == warnings
+    assert all(line["device"] == "cpu" and line["torch"] == torch.__version__ for line in found)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"device": "tpu"}, "device 'tpu' is not supported"),
-        ({"device": "cuda:99"}, "torch finds [0-9]+ GPUs"),
+        ({"device": "cuda:99"}, "finds [0-9]+ GPUs on this machine; --device cpu"),
         ({"device": "meta"}, "device 'meta' is not supported"),
         ({"load_format": "pickle"}, "load_format 'pickle' is none of auto, dummy"),
         ({"dtype": "int4"}, "dtype 'int4' is not supported"),
