@@ -11,9 +11,10 @@ DEV := $(VENV)/.dev-installed
 NODE := clients/node/node_modules/.installed
 # The machine's own python3 is tried first; PYTHON=/path/to/python overrides.
 PYTHON ?=
-# Two cores: one thread each for the front end and the engine beats two fighting threads.
-export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start many small processes at once: one thread each, or they fight for the cores. Services that are started
+# otherwise, `make demo` too, choose for themselves.
+test test-long test-faults golden: export OMP_NUM_THREADS ?= 1
 PYTEST_ARGS ?=
 COVERAGE := --cov --cov-report=term:skip-covered --cov-report=xml:var/coverage.xml
 
@@ -22,7 +23,7 @@ COVERAGE := --cov --cov-report=term:skip-covered --cov-report=xml:var/coverage.x
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# `--group` needs pip 25.1, so pip itself comes first. A constraints file pins torch to one CPU build.
+# `--group` needs pip 25.1, so pip itself comes first.
 $(BIN)/python:
 	@set -eu; \
 	for candidate in $(PYTHON) python3 python3.11 python3.12 python3.13 python; do \
@@ -39,8 +40,10 @@ $(BIN)/python:
 
 # Where the index has no CPU build of that torch, pip finds no set that fits: then torch brings its own triton.
 define install
-	@$(BIN)/python -m pip install --quiet -c constraints-cpu.txt $(1) || { \
-	  echo "the pinned CPU build of torch is not to be had here; taking torch with the triton it asks for" >&2; \
+	@$(BIN)/python -m pip install --quiet -c constraints-cpu.txt $(1) 2> $(VENV)/install.log || { \
+	  grep -q ResolutionImpossible $(VENV)/install.log || { cat $(VENV)/install.log >&2; exit 1; }; \
+	  echo "the package index has no CPU build of torch: installing its CUDA build, several GB;" \
+	    "for the small one set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels" >&2; \
 	  grep -v '^triton' constraints-cpu.txt > $(VENV)/constraints.txt; \
 	  $(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt $(1); }
 endef
@@ -100,4 +103,4 @@ bench: $(DEV) ## op benchmarks of the kernels on this machine
 	$(BIN)/python -m lorikeet_kernels.bench_base
 
 clean: ## remove the venv and everything that tests and demos wrote
-	rm -rf $(VENV) clients/node/node_modules var .coverage .coverage.*
+	rm -rf $(VENV) clients/node/node_modules build var .coverage .coverage.*
