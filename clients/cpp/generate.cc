@@ -34,12 +34,19 @@ namespace {
 
 constexpr int kFailed = 1, kUsage = 2, kInterrupted = 130;
 
+constexpr char kHelp[] =
+    "usage: lorikeet-generate (--prompt TEXT | --chat TEXT) [--adapter NAME] [--max-tokens N] [--temperature T]\n"
+    "                         [--timeout-s S] [--cancel-after N]\n"
+    "LORIKEET_INFERENCE (127.0.0.1:50051) is the service's address, LORIKEET_TOKEN the tenant's token; with\n"
+    "LORIKEET_TLS_CA_FILE it speaks TLS.";
+
 struct Options {
   std::optional<std::string> prompt, chat, adapter;
   std::uint32_t max_tokens = 100;
   float temperature = 0;
   double timeout_s = 120;
   std::optional<std::uint32_t> cancel_after;
+  bool help = false;
 };
 
 class UsageError : public std::runtime_error {
@@ -62,8 +69,13 @@ Options ParseOptions(int argc, char** argv) {
   static const std::set<std::string> kNames = {"prompt",      "chat",      "adapter",     "max-tokens",
                                                "temperature", "timeout-s", "cancel-after"};
   std::map<std::string, std::string> given;
+  Options options;
   for (int i = 1; i < argc; i += 2) {
     const std::string flag = argv[i];
+    if (flag == "--help" || flag == "-h") {
+      options.help = true;
+      return options;
+    }
     if (flag.rfind("--", 0) != 0 || kNames.count(flag.substr(2)) == 0) throw UsageError("unknown option " + flag);
     if (i + 1 == argc) throw UsageError(flag + " needs a value");
     given[flag.substr(2)] = argv[i + 1];
@@ -72,7 +84,6 @@ Options ParseOptions(int argc, char** argv) {
     const auto found = given.find(name);
     return found == given.end() ? std::nullopt : std::optional(found->second);
   };
-  Options options;
   options.prompt = text("prompt");
   options.chat = text("chat");
   options.adapter = text("adapter");
@@ -215,10 +226,15 @@ int Stream(const Options& options, Interrupt& interrupt) {
 
 int main(int argc, char** argv) {
   try {
+    const Options options = ParseOptions(argc, argv);
+    if (options.help) {
+      std::cout << kHelp << std::endl;
+      return 0;
+    }
     Interrupt interrupt;
-    return Stream(ParseOptions(argc, argv), interrupt);
+    return Stream(options, interrupt);
   } catch (const UsageError& error) {
-    std::cerr << "error: " << error.what() << std::endl;
+    std::cerr << "error: " << error.what() << std::endl << kHelp << std::endl;
     return kUsage;
   } catch (const std::exception& error) {
     std::cerr << "error: " << error.what() << std::endl;

@@ -20,8 +20,12 @@ const EXIT_BY_CODE = new Map([
   [grpc.status.DEADLINE_EXCEEDED, 6],
 ]);
 
+const USAGE = `usage: node client.mjs (--prompt TEXT | --chat TEXT) [--adapter NAME] [--max-tokens N] [--temperature T]
+                       [--timeout-s S] [--keepalive-s S] [--json]
+LORIKEET_INFERENCE (127.0.0.1:50051) is the service's address, LORIKEET_TOKEN the tenant's token.`;
+
 function usage(message) {
-  console.error(`error: ${message}`);
+  console.error(`error: ${message}\n${USAGE}`);
   process.exit(2);
 }
 
@@ -37,8 +41,13 @@ function options() {
         "timeout-s": { type: "string", default: "120" },
         "keepalive-s": { type: "string" },
         json: { type: "boolean", default: false },
+        help: { type: "boolean", short: "h", default: false },
       },
     });
+    if (values.help) {
+      console.log(USAGE);
+      process.exit(0);
+    }
     if ((values.prompt === undefined) === (values.chat === undefined)) {
       usage("give one of --prompt and --chat");
     }

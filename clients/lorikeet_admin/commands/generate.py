@@ -1,9 +1,10 @@
 """`lorikeet generate`: stream text from the base model or an adapter."""
 
+import json
 import sys
 import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -28,6 +29,12 @@ def generate(
         str | None, typer.Option(help="A user's message, through the model's template; - reads stdin.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message before --chat.")] = None,
+    template_arguments: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON", help="""Further variables of --chat's template: '{"reasoning_effort": "high"}'."""
+        ),
+    ] = None,
     adapter: Annotated[
         str | None, typer.Option(help="name[@alias] or tenant/name[@alias]; absent: the base model.")
     ] = None,
@@ -41,6 +48,9 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
     stop_token: Annotated[list[int] | None, typer.Option(help="Stop at this token id; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
+    keep_special_tokens: Annotated[
+        bool, typer.Option("--keep-special-tokens", help="Show special tokens, such as Harmony's channels.")
+    ] = False,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: log-probabilities, with so many alternatives.")
     ] = None,
@@ -52,6 +62,8 @@ def generate(
         raise typer.BadParameter("give one of --prompt and --chat")
     if system is not None and chat is None:
         raise typer.BadParameter("--system goes with --chat")
+    if template_arguments is not None and chat is None:
+        raise typer.BadParameter("--template-arguments go with --chat")
     options = GenerateOptions(
         request_id=request_id,
         sampling=SamplingParams(
@@ -61,6 +73,7 @@ def generate(
             seed=seed,
             max_tokens=max_tokens,
             ignore_eos=ignore_eos,
+            skip_special_tokens=False if keep_special_tokens else None,
             stop_strings=stop or (),
             stop_token_ids=stop_token or (),
             logprobs=logprobs,
@@ -71,6 +84,8 @@ def generate(
     if chat is not None:
         turns = [ChatMessage("user", _text(chat))]
         options["chat"] = [ChatMessage("system", system), *turns] if system is not None else turns
+    if template_arguments is not None:
+        options["template_arguments"] = _json_object(template_arguments)
     text = None if prompt is None else _text(prompt)
     with (
         session(context, as_json=as_json) as at,
@@ -128,6 +143,16 @@ def _summary(finish: Finish, clock: _Clock) -> str:
     else:
         parts.append("base model")
     return ", ".join(parts)
+
+
+def _json_object(argument: str) -> dict[str, Any]:
+    try:
+        value: object = json.loads(argument)
+    except ValueError as error:
+        raise typer.BadParameter(f"--template-arguments is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter("--template-arguments is not a JSON object")
+    return cast("dict[str, Any]", value)
 
 
 def _text(argument: str) -> str:

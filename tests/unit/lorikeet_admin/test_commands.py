@@ -102,6 +102,17 @@ def test_push_reports_what_was_matched(run: Run, fakes: FakeServices, adapter_di
     assert (header.expert_packing, header.expert_orientation) == (2, 2)
 
 
+def test_push_says_once_that_it_tries_again(run: Run, fakes: FakeServices, adapter_dir: Path) -> None:
+    """On stderr, with what failed and the pause; the result is alone on stdout."""
+    away = service_error(StatusCode.UNAVAILABLE, "the store is away", retry_after_s=0.001)
+    fakes.faults.add("Upload", away, away)
+    result = run("adapters", "push", str(adapter_dir), "--name", "demo/a", "--json")
+    assert [line for line in result.stderr.splitlines() if "trying again" in line] == [
+        "trying again in 0.0 s: the store is away"
+    ]
+    assert [document["created"] for document in documents(result)] == [True]
+
+
 def test_push_json(run: Run, adapter_dir: Path) -> None:
     """No progress bar, one object with the whole report."""
     (document,) = documents(run("adapters", "push", str(adapter_dir), "--name", "demo/a", "--json"))
@@ -170,6 +181,9 @@ def test_bad_tokens(run: Run) -> None:
         ("generate",),
         ("generate", "--prompt", "x", "--chat", "y"),
         ("generate", "--prompt", "x", "--system", "y"),
+        ("generate", "--prompt", "x", "--template-arguments", "{}"),
+        ("generate", "--chat", "x", "--template-arguments", "{"),
+        ("generate", "--chat", "x", "--template-arguments", "[]"),
         ("adapters", "alias", "a", "b", "--remove", "--digest", "d"),
         ("up", "--model-dir", "/nonexistent"),
         ("bench", "soak", "--running", "--pid", "manager"),
@@ -290,9 +304,13 @@ def test_generate_json_lines(run: Run, fakes: FakeServices) -> None:
 def test_generate_chat_from_stdin(run: Run, fakes: FakeServices) -> None:
     """A dash reads the message from stdin; --system goes before it."""
     fakes.inference.script = lambda *_: iter([pb.GenerateResponse(finish=pb.Finish(reason=1))])  # type: ignore[arg-type]
-    result = run("generate", "--chat", "-", "--system", "s", stdin="from stdin")
+    arguments = ("--template-arguments", '{"b": [1], "a": "x"}', "--keep-special-tokens")
+    result = run("generate", "--chat", "-", "--system", "s", *arguments, stdin="from stdin")
     assert result.exit_code == 0, result.stderr
     (request,) = fakes.inference.requests
+    assert json.loads(request.chat.template_arguments_json) == {"b": [1], "a": "x"}
+    assert not request.sampling.skip_special_tokens
+    assert request.sampling.HasField("skip_special_tokens")
     assert [(m.role, m.content) for m in request.chat.messages] == [("system", "s"), ("user", "from stdin")]
 
 
