@@ -18,14 +18,14 @@ _REDIS_URL = re.compile(r"(redis|rediss|unix)://.+")
 
 
 class Settings(BaseSettings):
-    """Every setting; flags win over the environment."""
+    """Takes adapters, keeps tenants, tells nodes what to hold. Each flag is also ADAPTER_MANAGER_<FLAG>."""
 
     model_config = SettingsConfigDict(
         env_prefix="ADAPTER_MANAGER_",
         env_nested_delimiter="__",
         frozen=True,
         extra="forbid",
-        cli_prog_name="adapter_manager",
+        cli_prog_name="lorikeet-adapter-manager",
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,

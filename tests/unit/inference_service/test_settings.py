@@ -1,10 +1,12 @@
 """Flags and variables of the inference service."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from adapter_manager.settings import read_settings as read_manager_settings
 from inference_service.engine.config import EngineConfig
 from inference_service.settings import Settings, read_settings
 from lorikeet_rpc.service_settings import InvalidSettingsError
@@ -94,3 +96,25 @@ def test_settings_are_frozen() -> None:
     settings = read_settings(["--model-dir", "."])
     with pytest.raises(ValueError, match="frozen"):
         settings.max_rank = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_stalled_engine_is_given_a_cpus_time_unless_it_is_on_a_gpu() -> None:
+    """`auto` is settled in the engine process, where torch is: it may be the CPU."""
+    for device, stall_timeout_s in (("auto", 600.0), ("cpu", 600.0), ("cuda", 60.0)):
+        config = read_settings(["--model-dir", ".", "--device", device]).engine_config()
+        assert (config.device, config.stall_timeout_s) == (device, stall_timeout_s)
+
+
+@pytest.mark.parametrize("read", [read_settings, read_manager_settings])
+def test_help_is_in_plain_words(
+    read: Callable[[list[str]], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No names of Python's types, no default that is nothing."""
+    with pytest.raises(SystemExit) as ended:
+        read(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--node-token SECRET" in shown
+    assert "(default: 30.0)" in shown
+    for raw in ("SecretStr", "Path", "str]", "tuple", "None", "null", "factory", "(default: )"):
+        assert raw not in shown, raw
