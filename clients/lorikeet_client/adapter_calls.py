@@ -21,7 +21,7 @@ class AdapterPage:
 
 
 def get_upload(adapter: str, request_id: str) -> Call[pb.GetUploadResponse, dict[str, int]]:
-    """How many bytes of each file an unfinished upload has."""
+    """How many bytes of each file an upload has; of a finished one the manager reads all it stored first."""
     request = pb.GetUploadRequest(adapter=adapter, request_id=request_id)
     return Call(
         Service.ADAPTERS,
@@ -29,6 +29,7 @@ def get_upload(adapter: str, request_id: str) -> Call[pb.GetUploadResponse, dict
         request,
         pb.GetUploadResponse,
         lambda reply: dict(reply.received_bytes),
+        timeout_s=LOAD_TIMEOUT_S,
     )
 
 

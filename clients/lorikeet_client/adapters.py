@@ -6,6 +6,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TypedDict
 
+from lorikeet_client.retry import OnRetry
+
 
 class RevisionState(StrEnum):
     """Life of a revision; READY ones can be asked for."""
@@ -138,6 +140,7 @@ class UploadOptions(TypedDict, total=False):
         started again after a break, goes on where it stopped.
     resume: ask the server how much it has before sending. Default true.
     progress: called after each chunk, from the thread that sends.
+    on_retry: called with what failed and the pause in seconds before the upload is tried again.
     """
 
     aliases: Sequence[str]
@@ -147,3 +150,4 @@ class UploadOptions(TypedDict, total=False):
     request_id: str
     resume: bool
     progress: Callable[[UploadProgress], None]
+    on_retry: OnRetry

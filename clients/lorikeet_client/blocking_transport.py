@@ -14,7 +14,15 @@ from lorikeet_client.adapters import UploadResult
 from lorikeet_client.calls import Call, Service
 from lorikeet_client.endpoints import Endpoints
 from lorikeet_client.errors import CallError, NotFoundError, UploadRefusedError, mapped_errors
-from lorikeet_client.retry import Budget, RetryPolicy, is_unavailable, retry_arguments, server_says_when
+from lorikeet_client.retry import (
+    Budget,
+    OnRetry,
+    RetryPolicy,
+    ignore_retry,
+    is_unavailable,
+    retry_arguments,
+    server_says_when,
+)
 from lorikeet_client.upload import UploadPlan
 from lorikeet_rpc.channel import open_channel
 
@@ -39,7 +47,9 @@ class BlockingTransport:
         for channel in self._channels.values():
             channel.close()
 
-    def unary(self, call: Call[ResponseT, ResultT], timeout_s: float | None) -> ResultT:
+    def unary(
+        self, call: Call[ResponseT, ResultT], timeout_s: float | None, on_retry: OnRetry = ignore_retry
+    ) -> ResultT:
         """Run a call, again where that helps and does no harm."""
         timeout_s = call.timeout_s if timeout_s is None else timeout_s
         budget = Budget.start(timeout_s)
@@ -53,7 +63,8 @@ class BlockingTransport:
 
         if not call.idempotent:
             return call.result(attempt())
-        return call.result(Retrying(**retry_arguments(self._retry, server_says_when, timeout_s))(attempt))
+        attempts = Retrying(**retry_arguments(self._retry, server_says_when, timeout_s, on_retry))
+        return call.result(attempts(attempt))
 
     def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> Any:
         """Start a stream: an iterator of messages that is also the call."""
@@ -67,7 +78,7 @@ class BlockingTransport:
     def upload(self, plan: UploadPlan, timeout_s: float | None) -> UploadResult:
         """Send what the server lacks; after a break, go on where it stopped."""
         budget = Budget.start(timeout_s)
-        attempts = Retrying(**retry_arguments(self._retry, is_unavailable, timeout_s))
+        attempts = Retrying(**retry_arguments(self._retry, is_unavailable, timeout_s, plan.on_retry))
         for attempt in attempts:
             with attempt:
                 again = attempt.retry_state.attempt_number > 1
@@ -77,9 +88,8 @@ class BlockingTransport:
 
     def _received(self, plan: UploadPlan, budget: Budget) -> dict[str, int]:
         try:
-            return self.unary(
-                adapter_calls.get_upload(plan.header.adapter, plan.header.request_id), budget.left_s()
-            )
+            call = adapter_calls.get_upload(plan.header.adapter, plan.header.request_id)
+            return self.unary(call, budget.left_s(), plan.on_retry)
         except NotFoundError:
             return {}
 

@@ -12,6 +12,13 @@ from tenacity.wait import wait_random_exponential
 
 from lorikeet_client.errors import UnavailableError
 
+OnRetry = Callable[[UnavailableError, float], object]
+"""(what failed, the pause before the next try in seconds)"""
+
+
+def ignore_retry(error: UnavailableError, pause_s: float) -> None:
+    """For who need not hear of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -47,6 +54,7 @@ class RetryArguments(TypedDict):
     retry: retry_base
     stop: stop_base
     wait: Callable[[RetryCallState], float]
+    before_sleep: Callable[[RetryCallState], None]
     reraise: bool
 
 
@@ -61,7 +69,10 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def retry_arguments(
-    policy: RetryPolicy, retryable: Callable[[BaseException], bool], timeout_s: float | None
+    policy: RetryPolicy,
+    retryable: Callable[[BaseException], bool],
+    timeout_s: float | None,
+    on_retry: OnRetry = ignore_retry,
 ) -> RetryArguments:
     """Try while `retryable`, within the policy's attempts, and never wait past the call's own timeout."""
     backoff = wait_random_exponential(multiplier=policy.first_wait_s, max=policy.max_wait_s)
@@ -71,7 +82,14 @@ def retry_arguments(
         told_s = error.retry_after_s if isinstance(error, UnavailableError) else None
         return backoff(state) if told_s is None else told_s
 
+    def tell(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, UnavailableError):
+            on_retry(error, state.upcoming_sleep)
+
     stop: stop_base = stop_after_attempt(policy.max_attempts)
     if timeout_s is not None:
         stop = stop | stop_before_delay(timeout_s)
-    return RetryArguments(retry=retry_if_exception(retryable), stop=stop, wait=wait, reraise=True)
+    return RetryArguments(
+        retry=retry_if_exception(retryable), stop=stop, wait=wait, before_sleep=tell, reraise=True
+    )

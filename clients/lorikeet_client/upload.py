@@ -14,6 +14,7 @@ from lorikeet_client.adapters import UploadOptions, UploadProgress
 from lorikeet_client.enums import to_number
 from lorikeet_client.errors import UploadRefusedError
 from lorikeet_client.keywords import refuse_unknown, texts
+from lorikeet_client.retry import OnRetry, ignore_retry
 from lorikeet_contract.adapter_files import InvalidFileError, check_file_set, is_adapter_file
 
 CHUNK_BYTES = 1 << 20
@@ -36,6 +37,7 @@ class UploadPlan:
     files: tuple[UploadFile, ...]
     resume: bool
     progress: Callable[[UploadProgress], None]
+    on_retry: OnRetry = ignore_retry
 
     def requests(self, received_bytes: Mapping[str, int]) -> Iterator[pb.UploadRequest]:
         """The header, then the chunks that the server lacks. Reads the files while iterated.
@@ -82,7 +84,13 @@ def plan_upload(directory: Path | str, name: str, **options: Unpack[UploadOption
     header.request_id = (
         options.get("request_id") or hashlib.sha256(header.SerializeToString()).hexdigest()[:32]
     )
-    return UploadPlan(header, files, options.get("resume", True), options.get("progress", lambda _: None))
+    return UploadPlan(
+        header,
+        files,
+        options.get("resume", True),
+        options.get("progress", lambda _: None),
+        options.get("on_retry", ignore_retry),
+    )
 
 
 def _adapter_files(directory: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """`lorikeet adapters ...`: push, list, show, alias, pin, load, unload, rm."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from lorikeet_client import (
     ExpertPacking,
     Placement,
     ResidencyState,
+    UnavailableError,
     UploadOptions,
     UploadProgress,
     UploadResult,
@@ -62,6 +64,7 @@ def push(
             bar.update(task, completed=progress.sent_bytes, total=progress.total_bytes)
 
         options["progress"] = advance
+        options["on_retry"] = _note_once(at.output)
         result = at.client.upload_adapter(directory, name, timeout_s=at.timeout_s, **options)
         bar.stop()
         at.output.result(
@@ -175,6 +178,19 @@ def _progress_bar(output: Output) -> Progress:
         console=output.notes,
         disable=output.as_json or not output.notes.is_terminal,
     )
+
+
+def _note_once(output: Output) -> Callable[[UnavailableError, float], None]:
+    """Says on stderr why a push takes longer, the first time that it is tried again."""
+    is_told = False
+
+    def note(error: UnavailableError, pause_s: float) -> None:
+        nonlocal is_told
+        if not is_told:
+            output.note(f"trying again in {pause_s:.1f} s: {error}")
+        is_told = True
+
+    return note
 
 
 def _show_upload(console: Console, name: str, result: UploadResult, *, validate_only: bool) -> None:

@@ -68,6 +68,22 @@ async def test_a_broken_upload_goes_on_where_it_stopped(
     assert progress[-1] == lk.UploadProgress(len(BIG) + 2, len(BIG) + 2, WEIGHTS)
 
 
+async def test_whoever_uploads_hears_that_it_is_tried_again(
+    both: Any, fakes: FakeServices, tmp_path: Path
+) -> None:
+    """Both for a question that is repeated and for the upload itself, with what failed and the pause."""
+    heard: list[tuple[str, float]] = []
+    fakes.faults.add("GetUpload", service_error(StatusCode.UNAVAILABLE, "asking", retry_after_s=0.001))
+    fakes.faults.add("Upload", service_error(StatusCode.UNAVAILABLE, "sending", retry_after_s=0.002))
+    directory = make_directory(tmp_path / "a")
+
+    def on_retry(error: lk.UnavailableError, pause_s: float) -> None:
+        heard.append((error.message, pause_s))
+
+    await both.call("upload_adapter", directory, "demo/a", on_retry=on_retry)
+    assert heard == [("asking", 0.001), ("sending", 0.002)]
+
+
 async def test_a_new_process_goes_on_too(both: Any, fakes: FakeServices, tmp_path: Path) -> None:
     """The same upload has the same id, so a second start finds what the first one left."""
     directory = make_directory(tmp_path / "a")
