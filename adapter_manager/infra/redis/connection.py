@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -146,7 +147,7 @@ class RedisConnection:
             result = await operation()
         if self._is_away:
             self._is_away = False
-            log.info("redis.recovered")
+            Context().run(_log_recovered)
         if self._observer:
             self._observer.answered(command, time.perf_counter() - begun_s)
         return result
@@ -205,6 +206,11 @@ class RedisConnection:
         except ResponseError:  # before 7.2, or without an append-only file, or on a replica
             return False
         return True
+
+
+def _log_recovered() -> None:
+    """To be run in an empty context: the call that noticed it has no more to do with it than any other."""
+    log.info("redis.recovered")
 
 
 def _text(value: str | bytes | None) -> str:
