@@ -288,6 +288,10 @@ class ArtifactStore(Protocol):
         """Store a revision durably; False where it was there already, whole. Idempotent."""
         ...
 
+    async def is_intact(self, digest: str) -> bool:
+        """Whether the revision is there and its content right, as far as it costs no more than a read."""
+        ...
+
     async def contains(self, digest: str) -> bool:
         """Whether the revision is there, whole as far as its sizes tell."""
         ...

@@ -96,7 +96,9 @@ class Manager:
         limits = RegistrationLimits(settings.max_adapters, settings.max_revisions)
         registration = Registration(registry, transactions, store, deletion, time.time, manager_id, limits)
         staging = UploadStaging(directory.staging, IngestLimits(max_upload_bytes=settings.max_upload_bytes))
-        uploads = UploadService(registry, registration, self.models, staging, time.time, metrics.uploads)
+        uploads = UploadService(
+            registry, registration, store, self.models, staging, time.time, metrics.uploads
+        )
         self.janitor = Janitor(self.mirror, registration, deletion, staging, time.time, manager_id)
         adapters = AdapterDirectory(registry, self.mirror, transactions, time.time)
         residency = ResidencyService(adapters, fleet, self.mirror)

@@ -52,6 +52,8 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
                 result = await upload.finish()
                 annotate_request(upload=convert.upload_outcome(result))
             await self._fleet.catch_up()
+            if not (header.is_validate_only or result.is_created):
+                await self._fleet.retry(result.revision.digest)
             return convert.upload_response(result)
         raise InvalidRequestError("the upload's stream was empty", metadata={"field": "header"})
 

@@ -85,6 +85,8 @@ def upload_outcome(result: UploadResult) -> str:
     """The word for it in log lines and metrics."""
     if result.revision.state is RevisionState.PENDING:
         return "validated"
+    if result.is_mended:
+        return "mended"
     return "created" if result.is_created else "existing"
 
 

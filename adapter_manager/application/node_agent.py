@@ -124,6 +124,18 @@ class NodeAgent:
         else:
             await self.work.load(LoadStep(wish.digest, wish.tier, wish.is_pinned), timeout_s)
 
+    async def retry(self, digest: str) -> None:
+        """Load a revision at once if the node or this agent failed to; returns when that has ended."""
+        await self.refresh()
+        held = self.work.held.get(digest)
+        if digest not in self.work.failures and not (held and held.failure):
+            return
+        catalog = self.wanted(self._mirror.view)
+        if wish := catalog.wish(digest) if catalog else None:
+            # It was asked for there: it comes as far as host memory even where nothing wants it for long.
+            tier = ResidencyTier.HOST if wish.tier is ResidencyTier.ABSENT else wish.tier
+            await self.work.retry(LoadStep(digest, tier, wish.is_pinned), self._options.load_timeout_s)
+
     @property
     def catalog_generation(self) -> int:
         """The catalog that the node works by, as far as is known; -1 while it is not connected."""

@@ -86,6 +86,13 @@ class NodeWork:
             return
         await asyncio.wait((self._start(step.digest, self._load(step, timeout_s)),), timeout=timeout_s)
 
+    async def retry(self, step: LoadStep, timeout_s: float) -> None:
+        """Load, whatever failed before; a load that runs already may have read what was damaged."""
+        if running := self._running.get(step.digest):
+            await asyncio.wait((running,), timeout=timeout_s)
+        self.failures.pop(step.digest, None)
+        await self.load(step, timeout_s)
+
     def stream(self, digest: str) -> None:
         """Send a revision that requests on the node wait for and that the node cannot read by itself."""
         if digest not in self._running:

@@ -55,6 +55,15 @@ class UploadIdentity:
     files: tuple[tuple[str, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A READY revision. `is_mended`: it was registered before, and its files were damaged or lost."""
+
+    revision: Revision
+    is_created: bool
+    is_mended: bool
+
+
 class Registration:
     """Registers built revisions. Knows which of them it is storing right now."""
 
@@ -90,16 +99,16 @@ class Registration:
         """
         await self._begin_changes(name, None)
 
-    async def register(self, upload: UploadIdentity, built: BuiltRevision) -> tuple[Revision, bool]:
-        """Store a built revision and make it READY and current. False: this content was READY already."""
+    async def register(self, upload: UploadIdentity, built: BuiltRevision) -> Registered:
+        """Store a built revision and make it READY and current."""
         key = (upload.name.short, built.digest)
         self._in_flight[key] += 1
         is_stored = False
         try:
             is_new = await self._begin(upload.name, self._pending(built))
             # Also where it was registered before: an upload heals files that got lost.
-            await self._store.put(built)
-            revision = await self._finish(upload, built, is_new)
+            is_written = await self._store.put(built)
+            revision = await self._finish(upload, built)
             is_stored = True
         finally:
             self._in_flight[key] -= 1
@@ -107,11 +116,14 @@ class Registration:
                 del self._in_flight[key]
                 if not is_stored:
                     await self._deletion.abandon(upload.name, built.digest)
+        is_mended = is_written and not is_new
+        if is_mended:
+            log.info("adapter.mended", adapter=upload.name.short, digest=built.digest)
         log.info("adapter.registered", adapter=upload.name.short, digest=built.digest, created=is_new)
-        return revision, is_new
+        return Registered(revision, is_new, is_mended)
 
-    async def promote(self, upload: UploadIdentity, digest: str) -> tuple[Revision, bool] | None:
-        """Make a READY revision what `upload` would make of it; False: it is that already. None: it is gone.
+    async def promote(self, upload: UploadIdentity, digest: str) -> Revision | None:
+        """Make a READY revision what `upload` would make of it. None: it is gone.
 
         The bare name answers with what was pushed last, also where that was pushed before something else.
         """
@@ -133,7 +145,7 @@ class Registration:
         done = await self._transactions.run(attempt)
         if done and done[1]:
             log.info("adapter.promoted", adapter=upload.name.short, digest=digest)
-        return done
+        return done[0] if done else None
 
     def _pending(self, built: BuiltRevision) -> Revision:
         manifest = built.manifest
@@ -203,7 +215,7 @@ class Registration:
         changes.append(update(use, holder) if use else create(holder))
         return changes, True
 
-    async def _finish(self, upload: UploadIdentity, built: BuiltRevision, is_new: bool) -> Revision:
+    async def _finish(self, upload: UploadIdentity, built: BuiltRevision) -> Revision:
         name, digest, now_s = upload.name, built.digest, self._clock()
 
         async def attempt() -> tuple[Sequence[Change], Revision]:
@@ -227,7 +239,6 @@ class Registration:
                     fingerprint=upload.fingerprint,
                     files=upload.files,
                     digest=digest,
-                    is_created=is_new,
                     create_time_s=now_s,
                 )
                 changes.append(overwrite(receipt, ttl_s=_RECEIPT_TTL_S))

@@ -18,6 +18,8 @@ from lorikeet_contract.names import AdapterName
 
 # A write is acknowledged after this even if a connected node has not taken it: it will, with the next sync.
 _CATCH_UP_S = 2.0
+# A node that is asked what it failed may take that long, and once more for the load that follows.
+_RETRY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,13 @@ class Fleet:
                     await agent.work.unload(digest, keep_on_disk=False, timeout_s=timeout_s)
 
         await self._on_each(off, timeout_s)
+
+    async def retry(self, digest: str) -> None:
+        """Have the connected nodes that could not load a revision try at once: its files are whole now.
+
+        Bounded: a load goes on by itself, and requests on its node wait for it instead of failing.
+        """
+        await self._on_each(lambda agent: agent.retry(digest), _RETRY_S)
 
     async def _on_each(self, act: Callable[[NodeAgent], Coroutine[Any, Any, None]], timeout_s: float) -> None:
         """Do one thing on all connected nodes at once; what is late is given up, failures are not raised."""

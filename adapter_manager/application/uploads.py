@@ -26,7 +26,7 @@ from adapter_manager.domain.errors import (
 )
 from adapter_manager.domain.layout_options import LayoutOptions
 from adapter_manager.domain.report import UploadReport
-from adapter_manager.ports import Clock, IngestStage, Registry, UploadObserver
+from adapter_manager.ports import ArtifactStore, Clock, IngestStage, Registry, UploadObserver
 from lorikeet_contract.names import AdapterName
 
 log = structlog.get_logger(__name__)
@@ -48,12 +48,16 @@ class UploadHeader:
 
 @dataclass(frozen=True, slots=True)
 class UploadResult:
-    """What an upload came to. A validate_only one's revision is PENDING: it was never stored."""
+    """What an upload came to. A validate_only one's revision is PENDING: it was never stored.
+
+    `is_mended`: the revision was there, but its files were damaged or lost, and were written again.
+    """
 
     name: AdapterName
     revision: Revision
     report: UploadReport | None
     is_created: bool
+    is_mended: bool = False
 
 
 class Upload:
@@ -87,6 +91,7 @@ class UploadService:
         self,
         registry: Registry,
         registration: Registration,
+        store: ArtifactStore,
         models: ModelDirectory,
         staging: UploadStaging,
         clock: Clock,
@@ -96,6 +101,7 @@ class UploadService:
         self.observer = observer
         self._registry = registry
         self._registration = registration
+        self._store = store
         self._models = models
         self._staging = staging
         self._clock = clock
@@ -160,14 +166,15 @@ class UploadService:
         if upload.header.is_validate_only:
             return self._validated(identity, built)
         with self.observer.timed(IngestStage.REGISTER):
-            revision, is_created = await self._registration.register(identity, built)
-        return UploadResult(identity.name, revision, built.report, is_created)
+            done = await self._registration.register(identity, built)
+        return UploadResult(identity.name, done.revision, built.report, done.is_created, done.is_mended)
 
     async def received_bytes(self, caller: Caller, adapter: str, request_id: str) -> Mapping[str, int]:
         """Where each file of a broken upload goes on; whole files where it was completed.
 
         Raises:
-            UploadNotFoundError: nothing of such an upload is kept; begin anew.
+            UploadNotFoundError: nothing of such an upload is kept, or its files were damaged or lost since;
+                begin anew.
         """
         name = whole_adapter(caller, adapter, "adapter")
         _check_request_id(request_id)
@@ -182,38 +189,44 @@ class UploadService:
             receipt = await self._registry.receipt(name.tenant, request_id)
             if receipt is None or receipt.value.adapter != name.adapter:
                 raise
-            if await self._standing(name, receipt.value.digest) is None:
-                raise  # deleted since: its files begin anew
+            if not await self._is_standing(name, receipt.value.digest):
+                raise
             return dict(receipt.value.files)
 
     async def _earlier(self, identity: UploadIdentity) -> UploadResult | None:
-        """The result of the same upload, if it was completed and still stands; it is pushed last again."""
+        """The result of the same upload, if it was completed and still stands; it is pushed last again.
+
+        It was there already then, whatever the first answer said: pushing again is how damage is repaired,
+        and whoever does it is to hear whether there was any.
+        """
         if not identity.request_id:
             return None
         receipt = await self._registry.receipt(identity.name.tenant, identity.request_id)
         if receipt is None:
             return None
         digest = receipt.value.digest
-        if await self._standing(identity.name, digest) is None:
-            return None  # deleted since: the same files may be uploaded again
+        if not await self._is_standing(identity.name, digest):
+            return None
         if receipt.value.fingerprint != identity.fingerprint:
             raise RequestIdReusedError(
                 f"request_id {identity.request_id!r} belongs to another upload of this tenant; use a new id",
                 metadata={"field": "request_id"},
             )
-        promoted = await self._registration.promote(identity, digest)
-        if promoted is None:
+        revision = await self._registration.promote(identity, digest)
+        if revision is None:
             return None
-        revision, was_superseded = promoted
         report = await self._registry.report(identity.name, digest)
-        is_created = receipt.value.is_created and not was_superseded
-        return UploadResult(identity.name, revision, report.value.report if report else None, is_created)
+        return UploadResult(
+            identity.name, revision, report.value.report if report else None, is_created=False
+        )
 
-    async def _standing(self, name: AdapterName, digest: str) -> Revision | None:
-        """The revision that an upload ended in, unless it was deleted since."""
+    async def _is_standing(self, name: AdapterName, digest: str) -> bool:
+        """Whether what an upload ended in was neither deleted nor damaged since: else it begins anew."""
         stored = await self._registry.adapter(name)
         revision = stored.value.revision(digest) if stored else None
-        return revision if revision and revision.state is RevisionState.READY else None
+        if revision is None or revision.state is not RevisionState.READY:
+            return False
+        return await self._store.is_intact(digest)
 
     def _validated(self, identity: UploadIdentity, built: BuiltRevision) -> UploadResult:
         manifest = built.manifest

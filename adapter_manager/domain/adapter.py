@@ -199,7 +199,7 @@ class DigestUse:
 
 @dataclass(frozen=True, slots=True)
 class UploadReceipt:
-    """What an upload with a request id ended in, so that its repeat gets the same answer."""
+    """What an upload with a request id ended in, so that its repeat ends in the same revision."""
 
     tenant: str
     request_id: str
@@ -207,5 +207,4 @@ class UploadReceipt:
     fingerprint: str
     files: tuple[tuple[str, int], ...]
     digest: str
-    is_created: bool
     create_time_s: float

@@ -21,7 +21,8 @@ from obstore.store import LocalStore, MemoryStore, ObjectStore, from_url
 
 from adapter_manager.domain.built_revision import BuiltRevision
 from adapter_manager.domain.errors import ArtifactMissingError, ArtifactStoreError
-from adapter_manager.infra.durable_files import has_ranges, place_file, remove_directory, sync_file
+from adapter_manager.infra.durable_files import place_file, remove_directory, remove_folder, sync_file
+from adapter_manager.infra.intact_files import IntactFiles
 from lorikeet_contract.manifest import Manifest
 
 _CLOUD_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
@@ -89,14 +90,16 @@ class ObstoreArtifactStore:
         self.url = url
         self._store = store
         self._root = root
+        self._files = None if root is None else IntactFiles()
 
     async def put(self, built: BuiltRevision) -> bool:
         """Store a revision durably; False where it was there already, whole."""
         digest, manifest = built.digest, built.manifest
-        if await self.contains(digest) and await self._is_intact(built):
+        if await self.is_intact(digest):
             return False
         payload, document = _payload(digest), _manifest(digest)
         try:
+            await self._clear_way(payload, document)
             if not await self._placed(built.payload_path, payload):
                 await obstore.put_async(
                     self._store, payload, built.payload_path,
@@ -114,6 +117,19 @@ class ObstoreArtifactStore:
         except (BaseError, OSError) as error:
             raise _unavailable(digest, "stored", error) from error
         return True
+
+    async def is_intact(self, digest: str) -> bool:
+        """Whether the revision is there and its content right, so that a push repairs a damaged local file.
+
+        The clouds keep checksums of their own, and reading everything back from there costs money: for them
+        sizes are all that is compared.
+        """
+        if self._root is None or self._files is None:
+            return await self.contains(digest)
+        if await self._files.are_whole(self._root / _directory(digest), digest):
+            return True
+        self._check_there(digest, None)
+        return False
 
     async def contains(self, digest: str) -> bool:
         """Whether the revision is there, whole as far as its sizes tell."""
@@ -187,20 +203,17 @@ class ObstoreArtifactStore:
             if _DIGEST.fullmatch(name):
                 yield name
 
-    def _check_there(self, digest: str, error: FileNotFoundError) -> None:
+    def _check_there(self, digest: str, error: FileNotFoundError | None) -> None:
         """A local store whose directory is gone (a volume that dropped) is away, and nothing is lost."""
         if self._root is not None and not (self._root / _PREFIX).is_dir():
+            error = error or FileNotFoundError(_PREFIX)
             raise _unavailable(digest, "found", error) from error
 
-    async def _is_intact(self, built: BuiltRevision) -> bool:
-        """Whether a payload of the right size is the right one: a push repairs a damaged local file.
-
-        The clouds keep checksums of their own, and reading everything back from there costs money.
-        """
-        if self._root is None:
-            return True
-        layers = [(layer.offset, layer.num_bytes, layer.sha256) for layer in built.manifest.layers]
-        return await asyncio.to_thread(has_ranges, self._root / _payload(built.digest), layers)
+    async def _clear_way(self, *paths: str) -> None:
+        """A folder where a file should be is damage, too, and nothing can be renamed over it."""
+        if self._root is not None:
+            for path in paths:
+                await asyncio.to_thread(remove_folder, self._root / path)
 
     async def _placed(self, source: Path, path: str) -> bool:
         return self._root is not None and await asyncio.to_thread(place_file, source, self._root / path)

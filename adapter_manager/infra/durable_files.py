@@ -1,13 +1,10 @@
 """Files that are on the disk when a call returns, for the local artifact store."""
 
 import contextlib
-import hashlib
 import os
 import secrets
-from collections.abc import Iterable
+import shutil
 from pathlib import Path
-
-_READ_BYTES = 1 << 20
 
 
 def place_file(source: Path, target: Path) -> bool:
@@ -29,23 +26,6 @@ def place_file(source: Path, target: Path) -> bool:
     return True
 
 
-def has_ranges(path: Path, ranges: Iterable[tuple[int, int, str]]) -> bool:
-    """Whether each (offset, length, sha256) of the file is what its digest says; False where it is cut."""
-    with path.open("rb") as file:
-        for offset, length, expected in ranges:
-            file.seek(offset)
-            sha256, left = hashlib.sha256(), length
-            while left:
-                data = file.read(min(left, _READ_BYTES))
-                if not data:
-                    return False
-                sha256.update(data)
-                left -= len(data)
-            if sha256.hexdigest() != expected:
-                return False
-    return True
-
-
 def sync_file(path: Path, root: Path) -> None:
     """Flush a file, and the directories that name it up to `root`, to the disk."""
     _sync(path)
@@ -61,6 +41,12 @@ def remove_directory(path: Path) -> None:
         path.rmdir()
     with contextlib.suppress(FileNotFoundError):
         _sync(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a directory and what is in it; nothing happens to anything else."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
 
 
 def _sync(path: Path) -> None:

@@ -11,7 +11,7 @@ from adapter_manager.domain.errors import ArtifactStoreError
 from adapter_manager.ports import ArtifactStore
 
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_OPERATIONS = ("put", "contains", "manifest", "payload", "delete", "digests")
+_OPERATIONS = ("put", "is_intact", "contains", "manifest", "payload", "delete", "digests")
 
 
 class ObservedArtifacts:
@@ -44,6 +44,11 @@ class ObservedArtifacts:
         """See ports.ArtifactStore."""
         with self._observed("put"):
             return await self._store.put(built)
+
+    async def is_intact(self, digest: str) -> bool:
+        """See ports.ArtifactStore."""
+        with self._observed("is_intact"):
+            return await self._store.is_intact(digest)
 
     async def contains(self, digest: str) -> bool:
         """See ports.ArtifactStore."""

@@ -9,7 +9,7 @@ from lorikeet_rpc.metrics import CallEnd, RpcMetrics
 
 _UPLOAD = "/lorikeet.adapters.v1.AdapterService/Upload"
 _STAGE_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_RESULTS = ("created", "existing", "validated", "rejected", "interrupted")
+_RESULTS = ("created", "existing", "mended", "validated", "rejected", "interrupted")
 
 
 class UploadMetrics:

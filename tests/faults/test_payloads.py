@@ -5,7 +5,9 @@ where none is, they end with FAILED_PRECONDITION and why, no read is repeated in
 stream on. Once the files are whole again, a load brings the adapter back.
 """
 
+import hashlib
 import json
+import secrets
 import subprocess
 import time
 from collections import Counter
@@ -127,6 +129,69 @@ async def test_damage_in_both(streamed: NodeWorld, damage: Damage, faults: Fault
             await whole_again(streamed, case, streams)
         if held := await streamed.stack.at_rest():
             case.lost.append(held)
+
+
+async def mended_by_a_push(world: NodeWorld, case: FaultCase, request_id: str) -> None:
+    """The operator's way out: the same files again. The next request is answered, at once and right."""
+    digest, began_s = world.digests[COLD], time.monotonic()
+    reply, sent = await world.push(COLD, request_id)
+    assert (reply.revision.digest, reply.created) == (digest, False)
+    assert sent > 0, "the manager says that it has what is damaged"
+    (await world.ask(COLD)).record(case, lambda _: False)
+    case.recovered(time.monotonic() - began_s)
+    case.wrong += unlike_at_first(world)
+    assert not (await world.push(COLD, request_id))[1], "what is whole need not be sent"
+
+
+def unlike_at_first(world: NodeWorld) -> list[str]:
+    """Which of the adapter's stored files are not what their digests say, by the contract alone."""
+    data = (world.stored(COLD) / "manifest.json").read_bytes()
+    found = [] if hashlib.sha256(data).hexdigest() == world.digests[COLD] else ["manifest.json"]
+    payload = (world.stored(COLD) / "payload").read_bytes()
+    for layer in json.loads(data)["layers"]:
+        piece = payload[layer["offset"] : layer["offset"] + layer["num_bytes"]]
+        if hashlib.sha256(piece).hexdigest() != layer["sha256"]:
+            found.append(f"payload, layer {layer['layer']}")
+    return found
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+@pytest.mark.parametrize("is_same_id", [True, False], ids=["the same id", "another id"])
+async def test_pushing_again_mends_the_store(
+    shared: NodeWorld, damage: Damage, is_same_id: bool, faults: FaultTable
+) -> None:
+    """The receipt of an earlier push with the same id does not answer for files that are not whole."""
+    request_id = secrets.token_hex(8)
+    how = "the same id" if is_same_id else "another id"
+    with faults.case(f"in the artifact store, pushed again with {how}", str(damage)) as case:
+        await shared.push(COLD, request_id)
+        await shared.unloaded(COLD)
+        async with SteadyStreams(shared.stack, STEADY) as streams:
+            damage.harm(shared.stored(COLD), shared.stored("demo/other"))
+            for _ in range(2):
+                await refused(shared, case)
+            await mended_by_a_push(shared, case, request_id if is_same_id else secrets.token_hex(8))
+            await streams.progress()
+        case.lost += streams.unclear
+        case.wrong += streams.wrong
+        if held := await shared.stack.at_rest():
+            case.lost.append(held)
+
+
+@pytest.mark.parametrize("damage", [DAMAGES[1], DAMAGES[8], DAMAGES[14]], ids=str)
+async def test_pushing_again_mends_what_the_manager_streams(
+    streamed: NodeWorld, damage: Damage, faults: FaultTable
+) -> None:
+    """The node's copy is damaged, too, and it had been refused another one."""
+    request_id = secrets.token_hex(8)
+    with faults.case("in store and disk cache, pushed again", str(damage)) as case:
+        await streamed.push(COLD, request_id)
+        await streamed.recovered([COLD], time.monotonic())
+        await streamed.unloaded(COLD)
+        for directory in (streamed.stored(COLD), streamed.cached(COLD)):
+            damage.harm(directory, directory)
+        await refused(streamed, case)
+        await mended_by_a_push(streamed, case, request_id)
 
 
 def make_immutable(path: Path, *, is_on: bool) -> None:

@@ -46,6 +46,9 @@ class MemoryArtifacts:
         self.stored[built.digest] = (built.manifest.to_json(), built.payload_path.read_bytes())
         return is_new
 
+    async def is_intact(self, digest: str) -> bool:
+        return await self.contains(digest)
+
     async def contains(self, digest: str) -> bool:
         self._check_away()
         return digest in self.stored

@@ -54,7 +54,8 @@ class Parts:
         """Register a small revision under t/a."""
         tenant, adapter = name.split("/")
         identity = UploadIdentity(AdapterName(tenant, adapter), tuple(aliases), request_id, "f", ())
-        return await self.registration.register(identity, make_built(self.directory, seed))
+        done = await self.registration.register(identity, make_built(self.directory, seed))
+        return done.revision, done.is_created
 
     async def tenant(self, tenant_id: str, **limits: int) -> None:
         """Make a tenant."""

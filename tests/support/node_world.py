@@ -23,6 +23,7 @@ from tests.support.fault_table import FaultCase
 from tests.support.gated_backend import STARTS
 from tests.support.gates import VARIABLE, Gates
 from tests.support.stack import NODE_TOKEN, Stack, make_request
+from tests.support.uploads import adapter_files
 
 PROMPT = 5  # the copy base repeats it, so no watermark may be this token
 DEADLINE_S = 60.0
@@ -149,6 +150,21 @@ class NodeWorld:
         reply = await self.stack.upload(rigs.write_moe_watermark(self._root / f"w{token}", token), name)
         self.digests[name] = reply.revision.digest
         return reply.revision.digest
+
+    async def push(self, name: str, request_id: str) -> tuple[adapter_pb2.UploadResponse, int]:
+        """Upload a watermark as our clients do: only what the manager lacks; returns how much that was."""
+        directory = self._root / f"w{self.watermarks[name]}"
+        request = adapter_pb2.GetUploadRequest(adapter=name, request_id=request_id)
+        received: dict[str, int] = {}
+        try:
+            reply = await self.stack.adapters().GetUpload(request, metadata=self.stack.auth(), timeout=60)
+            received = dict(reply.received_bytes)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+        total = sum(path.stat().st_size for path in adapter_files(directory))
+        pushed = await self.stack.upload(directory, name, received=received, request_id=request_id)
+        return pushed, total - sum(received.values())
 
     def token_of(self, adapter: str | None) -> int:
         """What a stream on the adapter emits."""

@@ -52,7 +52,7 @@ async def test_an_upload_becomes_a_stored_registered_and_pushed_revision(stack: 
 
 
 async def test_the_same_content_is_created_once_and_validate_only_stores_nothing(stack: Managed) -> None:
-    """A repeat with a request id gets the first answer; one with the id and other content is refused."""
+    """A repeat with a request id ends in the same revision; one with the id and other content is refused."""
     manager, _ = stack
     checked = await manager.upload(ADAPTERS / "attn-r8", "demo/a", validate_only=True, request_id="r")
     assert (checked.created, checked.revision.report.tensors_used > 0) == (False, True)
@@ -61,7 +61,8 @@ async def test_the_same_content_is_created_once_and_validate_only_stores_nothing
     first = await manager.upload(ADAPTERS / "attn-r8", "demo/a", request_id="r")
     assert first.created
     assert first.revision.digest == checked.revision.digest
-    assert await manager.upload(ADAPTERS / "attn-r8", "demo/a", request_id="r") == first
+    repeat = await manager.upload(ADAPTERS / "attn-r8", "demo/a", request_id="r")
+    assert (repeat.created, repeat.revision) == (False, first.revision)
     received = await manager.call("GetUpload", pb.GetUploadRequest(adapter="a", request_id="r"))
     assert sum(received.received_bytes.values()) == sum(
         p.stat().st_size for p in (ADAPTERS / "attn-r8").iterdir()
@@ -70,6 +71,29 @@ async def test_the_same_content_is_created_once_and_validate_only_stores_nothing
     assert (again.created, again.revision.digest) == (False, first.revision.digest)
     failure = await failure_of(manager.upload(ADAPTERS / "attn-r1", "demo/a", request_id="r"))
     assert (failure.code, failure.reason) == ("ALREADY_EXISTS", "REQUEST_ID_REUSED")
+
+
+@pytest.mark.parametrize("request_id", ["r", "other", ""])
+@pytest.mark.parametrize("name", ["payload", "manifest.json"])
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_repeat_mends_damaged_files(
+    stack: Managed, name: str, request_id: str, is_lost: bool
+) -> None:
+    """No receipt answers for them: GetUpload knows nothing of it, all is taken again, the revision stays."""
+    manager, _ = stack
+    first = await manager.upload(ADAPTERS / "attn-r8", "demo/a", request_id="r")
+    path = manager.data_dir / "artifacts" / "revisions" / first.revision.digest / name
+    good = path.read_bytes()
+    for _ in range(2):
+        if is_lost:
+            path.unlink()
+        else:
+            path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        asked = manager.call("GetUpload", pb.GetUploadRequest(adapter="a", request_id="r"))
+        assert (await failure_of(asked)).code == "NOT_FOUND"
+        again = await manager.upload(ADAPTERS / "attn-r8", "demo/a", request_id=request_id)
+        assert (again.created, again.revision) == (False, first.revision)
+        assert path.read_bytes() == good
 
 
 async def test_pushing_an_older_revision_again_makes_it_current(stack: Managed) -> None:

@@ -93,6 +93,24 @@ async def test_uploads_by_result(stack: MeteredStack, tmp_path: Path) -> None:
     assert calls == sum(after.by("lorikeet_uploads_total", "result").values())
 
 
+async def test_uploads_of_what_is_there(stack: MeteredStack, tmp_path: Path) -> None:
+    """Existing where it is whole, with the same request id or another; mended where it was damaged."""
+    directory = rigs.write_moe_watermark(tmp_path / "there", 40)
+    before = await stack.manager_scrape()
+    digest = (await stack.upload(directory, "demo/there", request_id="there")).revision.digest
+    await stack.upload(directory, "demo/there", request_id="there")
+    await stack.upload(directory, "demo/there", request_id="elsewhere")
+    stored = stack.root / "manager" / "artifacts" / "revisions" / digest / "payload"
+    stored.write_bytes(bytes(stored.stat().st_size))
+    await stack.upload(directory, "demo/there", request_id="there")
+    await stack.upload(directory, "demo/there", request_id="there")
+    after = await stack.manager_scrape()
+    results = {"created": 1, "existing": 3, "mended": 1}
+    assert grown(before, after, "lorikeet_uploads_total", "result") == results
+    sent = after.value("lorikeet_upload_bytes_total") - before.value("lorikeet_upload_bytes_total")
+    assert sent == 3 * num_bytes(directory)
+
+
 async def test_an_upload_that_breaks_off(stack: MeteredStack, tmp_path: Path) -> None:
     """It is counted as interrupted, with the bytes that were taken."""
     directory = rigs.write_moe_watermark(tmp_path / "broken", 30)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.testing import capture_logs
 
 from adapter_manager.application.mirror import RegistryMirror
@@ -55,7 +56,7 @@ async def test_every_record_comes_back_as_it_was(registry: RedisRegistry) -> Non
     tenant = Tenant("t", 1.0, TenantLimits(2.5, 1, None, 7), (token,), "r")
     site = MatchedSite("q", None, 4, (1.0, 0.5), "linear", 2, 99)
     report = RevisionReport("t", "a", DIGEST, UploadReport(2, 1, 1, (site,), ("careful",)))
-    receipt = UploadReceipt("t", "r\u00e9", "a", "f", (("x", 5),), DIGEST, is_created=True, create_time_s=4.0)
+    receipt = UploadReceipt("t", "r\u00e9", "a", "f", (("x", 5),), DIGEST, create_time_s=4.0)
     use = DigestUse(DIGEST, ("t/a", "u/b"), "m", 5.0)
     model = BaseModel("m", "M", "b" * 64, "bfloat16", 64, LoraSchema(1, (linear("q", 0, 4, 8, "x.q"),)), 6.0)
     owner = TokenOwner("5" * 64, "t", "id", is_admin=True)
@@ -239,6 +240,21 @@ async def black_hole() -> AsyncIterator[str]:
     """A port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def test_the_end_of_an_outage_is_no_line_of_the_call_that_noticed_it(
+    server: EmbeddedValkey, registry: RedisRegistry
+) -> None:
+    """`redis.recovered` has neither request nor tenant, though a call's task logs it."""
+    with capture_logs([merge_contextvars]) as lines, bound_contextvars(request_id="r-1", tenant="t"):
+        await server.stop()
+        with pytest.raises(RegistryUnavailableError):
+            await registry.tenant("t")
+        await server.start()
+        await registry.tenant("t")
+    found = {line["event"]: line for line in lines}
+    assert found["redis.unavailable"]["request_id"] == "r-1"
+    assert found["redis.recovered"] == {"event": "redis.recovered", "log_level": "info"}
 
 
 async def test_a_server_that_never_answers_fails_in_bounded_time(black_hole: str) -> None:

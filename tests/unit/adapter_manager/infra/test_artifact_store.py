@@ -1,6 +1,7 @@
 """The artifact store: visible only when whole, idempotent, repaired by a push, and strict about its URL."""
 
 import os
+import time
 from pathlib import Path
 
 import obstore
@@ -9,7 +10,7 @@ import pytest
 from adapter_manager.application.ingest import IngestTarget, ingest_directory
 from adapter_manager.domain.built_revision import BuiltRevision
 from adapter_manager.domain.errors import ArtifactMissingError, ArtifactStoreError
-from adapter_manager.infra import durable_files
+from adapter_manager.infra import durable_files, intact_files
 from adapter_manager.infra.artifact_store import (
     InvalidStoreUrlError,
     ObstoreArtifactStore,
@@ -109,6 +110,61 @@ async def test_damaged_local_payload_is_repaired_by_a_push(
     assert path.read_bytes() == good
 
 
+async def test_damage_after_a_check_is_seen_by_the_next(tmp_path: Path, built: BuiltRevision) -> None:
+    """What was found whole a moment ago is not believed once the file was written to, or is another."""
+    store = open_artifact_store((tmp_path / "store").as_uri())
+    assert not await store.is_intact(built.digest)
+    await store.put(built)
+    path = tmp_path / "store" / "revisions" / built.digest / "payload"
+    good = path.read_bytes()
+    for is_replaced in (False, True):
+        assert await store.is_intact(built.digest)
+        assert await store.is_intact(built.digest)
+        if is_replaced:
+            path.unlink()
+        path.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+        assert not await store.is_intact(built.digest)
+        path.unlink()
+        path.write_bytes(good)
+
+
+async def test_damage_that_leaves_no_trace_is_seen_a_minute_later(
+    tmp_path: Path, built: BuiltRevision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A medium that lost a bit changes no file's times: no check is believed for long."""
+    now_s = time.monotonic()
+    monkeypatch.setattr(intact_files.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(intact_files, "_signature", lambda _: (0, 0, 0, 0, 0))
+    store = open_artifact_store((tmp_path / "store").as_uri())
+    await store.put(built)
+    assert await store.is_intact(built.digest)
+    path = tmp_path / "store" / "revisions" / built.digest / "payload"
+    damaged = bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]
+    path.unlink()
+    path.write_bytes(damaged)
+    for passed_s in (0.0, 59.0):
+        monkeypatch.setattr(intact_files.time, "monotonic", lambda passed_s=passed_s: now_s + passed_s)
+        assert await store.is_intact(built.digest)
+    monkeypatch.setattr(intact_files.time, "monotonic", lambda: now_s + 61)
+    assert not await store.is_intact(built.digest)
+
+
+@pytest.mark.parametrize("name", ["payload", "manifest.json"])
+async def test_a_folder_in_a_files_place_is_repaired_by_a_push(
+    tmp_path: Path, built: BuiltRevision, name: str
+) -> None:
+    """It cannot be read, as a file without permission, and nothing can be renamed over it."""
+    store = open_artifact_store((tmp_path / "store").as_uri())
+    await store.put(built)
+    path = tmp_path / "store" / "revisions" / built.digest / name
+    good = path.read_bytes()
+    path.unlink()
+    (path / "inner").mkdir(parents=True)
+    assert not await store.is_intact(built.digest)
+    assert await store.put(built)
+    assert path.read_bytes() == good
+
+
 async def test_local_put_copies_where_it_cannot_link(
     tmp_path: Path, built: BuiltRevision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +243,11 @@ async def test_a_volume_that_is_gone_is_away_and_nothing_is_missing(
     store = open_artifact_store(root.as_uri())
     await store.put(built)
     root.rename(tmp_path / "elsewhere")
-    for look in (store.manifest(built.digest), store.contains(built.digest)):
+    for look in (
+        store.manifest(built.digest),
+        store.contains(built.digest),
+        store.is_intact(built.digest),
+    ):
         with pytest.raises(ArtifactStoreError) as error:
             await look
         assert not isinstance(error.value, ArtifactMissingError)
