@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 
+class BackendUnusableError(Exception):
+    """The backend cannot be built as configured: model, device or memory. The message says all."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """Fixed at start-up, shown by GetModel."""

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import structlog
 
-from inference_service.domain.engine import EngineInfo, EngineLimits
+from inference_service.domain.engine import BackendUnusableError, EngineInfo, EngineLimits
 from inference_service.engine.channel import Endpoints, EngineSide
 from inference_service.engine.config import EngineConfig
 from inference_service.engine.engine_loop import EngineLoop
@@ -70,6 +70,11 @@ def run_engine(config: EngineConfig, endpoints: Endpoints) -> int:
         gc.collect()
         is_ready = True
         loop.run()
+    except BackendUnusableError as error:
+        # Its message is what the operator needs; a traceback would hide it.
+        log.error("engine.start_failed", error=str(error))  # noqa: TRY400
+        side.send(EngineFailed(str(error)))
+        return 1
     except Exception as error:
         log.exception("engine.step_failed" if is_ready else "engine.start_failed")
         side.send(EngineFailed(f"{type(error).__name__}: {error}"))

@@ -5,8 +5,10 @@ ModelError
 └── CheckpointError    the weights' files are missing, damaged or not the model that config.json describes
 """
 
+from inference_service.domain.engine import BackendUnusableError
 
-class ModelError(Exception):
+
+class ModelError(BackendUnusableError):
     """The model directory cannot be served."""
 
 

@@ -55,6 +55,18 @@ def test_broken_model_directories(tmp_path: Path, damage: Callable[[Path], None]
     assert words in event["error"]
 
 
+def test_what_the_backend_cannot_be_built_of(tmp_path: Path) -> None:
+    """A config.json that is no model's: the engine says what is wrong, and no traceback hides it."""
+    write_model_dir(tmp_path / "model")
+    result = start(tmp_path, "--device", "cpu")
+    assert (result.returncode, result.stdout) == (1, "")
+    events = [json.loads(line) for line in result.stderr.splitlines()]
+    assert [event["event"] for event in events] == ["engine.start_failed", "server.start_failed"]
+    assert "config.json" in events[0]["error"]
+    assert events[0]["error"] in events[1]["error"]
+    assert "Traceback" not in result.stderr
+
+
 def test_plain_text_beyond_loopback(tmp_path: Path) -> None:
     """Refused at once, with both ways out."""
     write_model_dir(tmp_path / "model")
