@@ -27,9 +27,10 @@ class Churner:
         """One operation after the other until then."""
         while time.monotonic() < until_s:
             free = [member for member in self._roster.members if not member.lock.locked()]
-            member = self._random.choice(free)
-            async with member.lock:
-                await self._step(member)
+            if free:  # with few adapters the other churners may have them all
+                member = self._random.choice(free)
+                async with member.lock:
+                    await self._step(member)
             await asyncio.sleep(self._random.uniform(0, 2 * self._pause_s))
 
     async def _step(self, member: Member) -> None:
