@@ -5,7 +5,6 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -17,7 +16,7 @@ from lorikeet_rpc.errors import from_rpc_error
 from tests.support.metered_stack import MeteredStack
 from tests.support.redis_server import BINARY, RedisServer
 from tests.support.scrapes import Scrape
-from tests.support.uploads import adapter_files, upload_parts
+from tests.support.uploads import adapter_files, blocking_upload, upload_parts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,10 +44,11 @@ def num_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in adapter_files(directory))
 
 
-async def reason_of(upload: Any) -> str:
-    """How an upload failed."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await upload
+async def reason_of(stack: MeteredStack, directory: Path, name: str, token: str = "") -> str:
+    """How an upload failed, in the manager's own words also where it answers before the last chunk."""
+    parts = upload_parts(directory, name)
+    with pytest.raises(grpc.RpcError) as caught:
+        await asyncio.to_thread(blocking_upload, stack.manager_address, token or stack.token, parts)
     return from_rpc_error(caught.value).reason
 
 
@@ -72,11 +72,11 @@ async def test_uploads_by_result(stack: MeteredStack, tmp_path: Path) -> None:
     large = with_config(rigs.write_moe_watermark(tmp_path / "large", 20, layout="per-expert"), r=2)
     foreign = rigs.write_moe_watermark(tmp_path / "foreign", 20, rigs.RigShape(intermediate=24))
     reasons = [
-        await reason_of(stack.upload(dora, "demo/dora")),
-        await reason_of(stack.upload(foreign, "demo/foreign")),
-        await reason_of(stack.upload(good[0], "demo/good0", token="lk_" + "x" * 43)),
-        await reason_of(stack.upload(good[0], "demo/UPPER")),
-        await reason_of(stack.upload(good[0], "nobody/good0")),
+        await reason_of(stack, dora, "demo/dora"),
+        await reason_of(stack, foreign, "demo/foreign"),
+        await reason_of(stack, good[0], "demo/good0", "lk_" + "x" * 43),
+        await reason_of(stack, good[0], "demo/UPPER"),
+        await reason_of(stack, good[0], "nobody/good0"),
     ]
     await stack.upload(large, "demo/per-expert")
     after = await stack.manager_scrape()
@@ -96,14 +96,19 @@ async def test_uploads_by_result(stack: MeteredStack, tmp_path: Path) -> None:
 async def test_uploads_of_what_is_there(stack: MeteredStack, tmp_path: Path) -> None:
     """Existing where it is whole, with the same request id or another; mended where it was damaged."""
     directory = rigs.write_moe_watermark(tmp_path / "there", 40)
+
+    async def push(request_id: str) -> pb.UploadResponse:
+        parts = upload_parts(directory, "demo/there", request_id=request_id)
+        return await asyncio.to_thread(blocking_upload, stack.manager_address, stack.token, parts)
+
     before = await stack.manager_scrape()
-    digest = (await stack.upload(directory, "demo/there", request_id="there")).revision.digest
-    await stack.upload(directory, "demo/there", request_id="there")
-    await stack.upload(directory, "demo/there", request_id="elsewhere")
+    digest = (await push("there")).revision.digest
+    await push("there")
+    await push("elsewhere")
     stored = stack.root / "manager" / "artifacts" / "revisions" / digest / "payload"
     stored.write_bytes(bytes(stored.stat().st_size))
-    await stack.upload(directory, "demo/there", request_id="there")
-    await stack.upload(directory, "demo/there", request_id="there")
+    await push("there")
+    await push("there")
     after = await stack.manager_scrape()
     results = {"created": 1, "existing": 3, "mended": 1}
     assert grown(before, after, "lorikeet_uploads_total", "result") == results
