@@ -7,7 +7,9 @@ and a request's own values always win.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
+
+_MAX_INTEGER = 2**31 - 1
 
 
 class GenerationConfigError(ValueError):
@@ -33,24 +35,45 @@ class SamplingDefaults:
         if not path.is_file():
             return SamplingDefaults()
         try:
-            config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            greedy = config.get("do_sample") is False
-            return SamplingDefaults(
-                temperature=0.0 if greedy else _number(config, "temperature", 1.0, 0.0, 2.0),
-                top_p=_number(config, "top_p", 1.0, 1e-6, 1.0),
-                top_k=max(0, int(config.get("top_k") or 0)),
-                max_tokens=config.get("max_new_tokens"),
-            )
-        except (AttributeError, TypeError, ValueError) as error:
+            return _read(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
             raise GenerationConfigError(
                 f"{path}: {error}; mend it, or start with --generation-config none"
             ) from error
 
 
-def _number(config: dict[str, Any], key: str, default: float, low: float, high: float) -> float:
-    value = config.get(key)
+def _read(config: object) -> SamplingDefaults:
+    if not isinstance(config, dict):
+        raise ValueError("holds no JSON object")  # noqa: TRY004 (what the file holds, not what was passed)
+    fields = cast("dict[str, object]", config)
+    greedy = fields.get("do_sample") is False
+    # vLLM's -1 keeps all tokens, as 0 does.
+    top_k = _integer(fields, "top_k", -1)
+    return SamplingDefaults(
+        temperature=0.0 if greedy else _number(fields, "temperature", 1.0, 0.0, 2.0),
+        top_p=_number(fields, "top_p", 1.0, 1e-6, 1.0),
+        top_k=0 if top_k is None else max(0, top_k),
+        max_tokens=_integer(fields, "max_new_tokens", 1),
+    )
+
+
+def _number(fields: dict[str, object], key: str, default: float, low: float, high: float) -> float:
+    value = fields.get(key)
     if value is None:
         return default
-    if not low <= float(value) <= high:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{key} is {value!r}, which is no number")  # noqa: TRY004
+    if not low <= value <= high:
         raise ValueError(f"{key} is {value!r}, which is outside [{low:g}, {high:g}]")
     return float(value)
+
+
+def _integer(fields: dict[str, object], key: str, low: int) -> int | None:
+    """Floats of a whole value count: transformers compares and slices with them all the same."""
+    value = fields.get(key)
+    if value is None:
+        return None
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if not is_whole or isinstance(value, bool) or not low <= cast("float", value) <= _MAX_INTEGER:
+        raise ValueError(f"{key} is {value!r}, which is no integer in [{low}, {_MAX_INTEGER}]")
+    return int(cast("float", value))

@@ -31,10 +31,34 @@ def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
     assert _read(tmp_path, {"temperature": 0.7}).temperature == 0.7
 
 
+def test_whole_floats_and_minus_one(tmp_path: Path) -> None:
+    """Tools write 20.0 where they mean 20, and vLLM's users -1 where all tokens are kept."""
+    defaults = _read(tmp_path, {"top_k": 20.0, "max_new_tokens": 6.0})
+    assert (defaults.top_k, defaults.max_tokens) == (20, 6)
+    assert isinstance(defaults.top_k, int)
+    assert isinstance(defaults.max_tokens, int)
+    assert _read(tmp_path, {"top_k": -1, "max_new_tokens": None}) == SamplingDefaults()
+
+
 @pytest.mark.parametrize(
-    "config", [[], {"temperature": "hot"}, {"temperature": -1}, {"top_p": 0}, {"top_k": "many"}]
+    ("field", "values"),
+    [
+        ("temperature", ("hot", -1, True, "0.5", float("nan"), 10**400, [1])),
+        ("top_p", (0, 1.5, float("inf"))),
+        ("top_k", ("many", 1.5, -2, True, float("inf"), float("nan"), 10**30)),
+        ("max_new_tokens", ("abc", 6.5, True, 0, -5, [], {}, float("inf"), 10**30)),
+    ],
 )
-def test_nonsense_stops_the_start(tmp_path: Path, config: Any) -> None:
-    """The error names the file and the way around it."""
-    with pytest.raises(GenerationConfigError, match="--generation-config none"):
-        _read(tmp_path, config)
+def test_nonsense_stops_the_start(tmp_path: Path, field: str, values: tuple[object, ...]) -> None:
+    """The error names the file, the field, its value and the way around it."""
+    for value in values:
+        with pytest.raises(GenerationConfigError) as caught:
+            _read(tmp_path, {field: value})
+        assert f"generation_config.json: {field} is {value!r}, which is" in str(caught.value)
+        assert "--generation-config none" in str(caught.value)
+
+
+def test_no_object_stops_the_start(tmp_path: Path) -> None:
+    """Nor does a list describe anything."""
+    with pytest.raises(GenerationConfigError, match="holds no JSON object; mend it"):
+        _read(tmp_path, [])
