@@ -23,14 +23,17 @@ log = structlog.get_logger(__name__)
 
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 10.0
+_ANSWER_S = 2.0
+_MAX_UNANSWERED = 5  # in a row: a machine that was asleep looks hung once, when it wakes
 _STEADY_S = 60.0  # a server that ran for this long was well: its end begins the pauses anew
 _MAX_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and some systems fewer
 
 # Run by a fresh interpreter that then becomes the server: the kernel ends it when we die, kill -9 included.
+# With SIGKILL, since a stopped process takes no SIGTERM; nothing is lost: each acknowledged write is on disk.
 # A preexec_fn would do the same in a fork of this process, where gRPC's threads make forks unsafe.
 _LAUNCHER = """
 import ctypes, os, signal, sys
-ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
+ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]): sys.exit(1)
 os.execv(sys.argv[2], sys.argv[2:])
 """
@@ -167,11 +170,15 @@ class EmbeddedValkey:
                 await writer.wait_closed()
 
     async def _watch(self) -> None:
-        """Start the server again whenever it ends by itself, with growing pauses."""
+        """Start the server again whenever it ends by itself or hangs, with growing pauses."""
         delay_s = 0.1
         while True:
             assert self._process is not None, "started before it is watched"
             started_s = time.monotonic()
+            await self._ended_or_hung(self._process)
+            # Without effect where it ended by itself.
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
             code = await self._process.wait()
             if time.monotonic() - started_s > _STEADY_S:
                 delay_s = 0.1
@@ -182,6 +189,26 @@ class EmbeddedValkey:
                 await self._launch()
             except (RegistryUnavailableError, OSError) as error:
                 log.error("redis.restart_failed", error=str(error))  # noqa: TRY400 (no traceback needed)
+
+    async def _ended_or_hung(self, process: asyncio.subprocess.Process) -> None:
+        """Return when the process ended, or left several questions in a row without any answer."""
+        ending = asyncio.create_task(process.wait())
+        num_unanswered = 0
+        try:
+            while num_unanswered < _MAX_UNANSWERED:
+                await asyncio.wait((ending,), timeout=_ANSWER_S)
+                if ending.done():
+                    return
+                try:
+                    async with asyncio.timeout(_ANSWER_S):
+                        await self._ping()  # "-LOADING" is an answer too
+                except OSError:  # no answer in time, no socket any more, or its queue is full
+                    num_unanswered += 1
+                else:
+                    num_unanswered = 0
+        finally:
+            ending.cancel()
+        log.error("redis.hung", pid=process.pid, unanswered=num_unanswered)
 
 
 def _config(directory: Path, socket: Path) -> str:

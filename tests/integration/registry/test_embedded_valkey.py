@@ -76,8 +76,11 @@ async def test_stale_sockets_and_long_paths_are_no_obstacle(tmp_path: Path) -> N
         await server.stop()
 
 
-async def test_the_server_ends_with_its_manager_and_the_next_start_waits_for_it(tmp_path: Path) -> None:
-    """Kill -9 of the owner: no orphan keeps the files, and acknowledged data is there."""
+@pytest.mark.parametrize("is_hung", [False, True])
+async def test_the_server_ends_with_its_manager_and_the_next_start_waits_for_it(
+    tmp_path: Path, is_hung: bool
+) -> None:
+    """Kill -9 of the owner: no orphan keeps the files, not even a stopped one; acknowledged data is there."""
     script = f"""
 import asyncio, pathlib
 from adapter_manager.domain.tenant import Tenant
@@ -99,6 +102,8 @@ asyncio.run(main())
     assert owner.stdout
     lines = [line async for line in _until_pid(owner.stdout)]
     pid = int(lines[-1].split()[1])
+    if is_hung:
+        os.kill(pid, signal.SIGSTOP)
     owner.kill()
     await owner.wait()
     server = EmbeddedValkey(tmp_path)
@@ -119,6 +124,25 @@ async def test_a_server_that_ends_by_itself_is_started_again(server: EmbeddedVal
         await eventually(lambda pid=pid: server.pid not in (None, pid), 10)
 
 
+async def test_a_server_that_hangs_is_started_again(
+    server: EmbeddedValkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped, it answers nobody: it is killed, and what it acknowledged is there afterwards."""
+    connection = RedisConnection(RedisOptions(server.url))
+    registry = RedisRegistry(connection)
+    await registry.commit([create(Tenant("t", 1.0))])
+    pid = server.pid
+    assert pid
+    monkeypatch.setattr(embedded, "_ANSWER_S", 0.2)
+    os.kill(pid, signal.SIGSTOP)
+    await eventually(lambda: server.pid not in (None, pid), 60)
+    monkeypatch.undo()
+    async with asyncio.timeout(60):
+        while not await _has_tenant(registry):  # noqa: ASYNC110 (another process says when)
+            await asyncio.sleep(0.05)
+    await registry.close()
+
+
 def test_a_data_directory_has_one_manager_a_lasting_id_and_a_private_token(tmp_path: Path) -> None:
     """The second manager is told which process is in the way."""
     directory = DataDirectory(tmp_path / "data")
@@ -132,6 +156,13 @@ def test_a_data_directory_has_one_manager_a_lasting_id_and_a_private_token(tmp_p
         assert path.stat().st_mode & 0o777 == 0o600
         assert path.read_text().strip() == token.token
     directory.lock().close()
+
+
+async def _has_tenant(registry: RedisRegistry) -> bool:
+    try:
+        return await registry.tenant("t") is not None
+    except RegistryUnavailableError:
+        return False
 
 
 async def _until_pid(stream: asyncio.StreamReader) -> AsyncIterator[str]:
