@@ -21,6 +21,8 @@ async def test_canonical_line() -> None:
             await method(channel, "unary_unary", "unary")(StringValue(value="a prompt"))
             with pytest.raises(grpc.aio.AioRpcError):
                 await method(channel, "unary_unary", "aborts")(StringValue())
+            # The caller has its status before the handler has ended.
+            await asyncio.wait_for(rig.interceptor.idle(), 10)
     ok, aborted = [e for e in events if e["event"] == "request.finished"]
     assert (ok["code"], ok["tenant"], ok["token_id"], ok["output_tokens"]) == ("OK", "acme", "t1", 5)
     assert ok["ms"] > 0
