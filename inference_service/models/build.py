@@ -33,6 +33,7 @@ from inference_service.models.attention_spec import (
     UnitNormSpec,
 )
 from inference_service.models.checkpoint import WeightSource
+from inference_service.models.errors import ModelConfigError
 from inference_service.models.expert_weights import laid_out_for, read_expert_linear, row_order_name
 from inference_service.models.linear_spec import LinearSpec, SiteSpec
 from inference_service.models.routing_rule import routing_rule
@@ -235,4 +236,10 @@ class ModelBuilder:
         return parameter
 
     def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        try:
+            return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        except RuntimeError as error:  # also when CUDA is out of memory
+            raise ModelConfigError(
+                f"config.json makes a parameter {list(shape)}, for which {self._device} has no memory: "
+                f"{str(error).splitlines()[0]}"
+            ) from error

@@ -8,6 +8,11 @@ from typing import Any, cast
 
 from inference_service.models.errors import ModelConfigError
 
+# What sizes and ids are computed in, on the device and on the wire.
+_MAX_INTEGER = 2**31 - 1
+# What parameters are computed in: a number beyond it would be read as infinity, or one too small as zero.
+_MIN_NUMBER, _MAX_NUMBER = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
 
 class ConfigReader:
     """A JSON object with typed getters. A default applies where the field is absent or null."""
@@ -23,10 +28,12 @@ class ConfigReader:
         return ModelConfigError(f"{self.where}: {name} is {self.fields[name]!r}; expected {wanted}")
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """An integer of at least `minimum`."""
+        """An integer of at least `minimum`, below 2**31."""
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.fail(name, f"an integer of at least {minimum}")
+        if value > _MAX_INTEGER:
+            raise self.fail(name, f"an integer of at most {_MAX_INTEGER}")
         return value
 
     def optional_integer(self, name: str) -> int | None:
@@ -34,11 +41,17 @@ class ConfigReader:
         return None if self.fields.get(name) is None else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
+        """A positive number, finite in float32."""
         value = self._value(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise self.fail(name, "a positive number")
+        if not _MIN_NUMBER <= value <= _MAX_NUMBER:
+            raise self.fail(name, f"a number between {_MIN_NUMBER:.2g} and {_MAX_NUMBER:.2g}")
         return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """A positive number, or None where absent or null."""
+        return None if self.fields.get(name) is None else self.number(name)
 
     def boolean(self, name: str, default: bool | None = None) -> bool:
         """True or false."""
@@ -63,7 +76,21 @@ class ConfigReader:
         items = cast("Sequence[object]", values)
         if not all(isinstance(v, int) and not isinstance(v, bool) for v in items):
             raise self.fail(name, "a list of integers")
-        return tuple(cast("Sequence[int]", items))
+        integers = tuple(cast("Sequence[int]", items))
+        if any(abs(v) > _MAX_INTEGER for v in integers):
+            raise self.fail(name, f"integers of at most {_MAX_INTEGER}")
+        return integers
+
+    def texts(self, name: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
+        """A list of strings; a single one counts as a list."""
+        value = self._value(name, default)
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, list | tuple):
+            raise self.fail(name, "a list of strings")
+        items = cast("Sequence[object]", values)
+        if not all(isinstance(v, str) for v in items):
+            raise self.fail(name, "a list of strings")
+        return tuple(cast("Sequence[str]", items))
 
     def section(self, name: str) -> "ConfigReader | None":
         """A nested object, or None where absent or null."""
@@ -91,12 +118,9 @@ class ConfigReader:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What generation_config.json says; None where it says nothing."""
+    """What the engine takes from generation_config.json; sampling is the front end's (SamplingDefaults)."""
 
     eos_token_ids: tuple[int, ...]
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
 
 
 def read_config(model_dir: Path) -> ConfigReader:
@@ -109,17 +133,7 @@ def read_generation_defaults(model_dir: Path, config: ConfigReader) -> Generatio
     path = model_dir / "generation_config.json"
     reader = ConfigReader(str(path), _read_object(path) if path.exists() else {})
     eos = reader.integers("eos_token_id", ()) or config.integers("eos_token_id", ())
-    greedy = reader.fields.get("do_sample") is False or reader.fields.get("temperature") == 0
-    return GenerationDefaults(
-        eos_token_ids=eos,
-        temperature=0.0 if greedy else _optional_number(reader, "temperature"),
-        top_p=_optional_number(reader, "top_p"),
-        top_k=None if reader.fields.get("top_k") is None else reader.integer("top_k", minimum=0),
-    )
-
-
-def _optional_number(reader: ConfigReader, name: str) -> float | None:
-    return None if reader.fields.get(name) is None else reader.number(name)
+    return GenerationDefaults(eos)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -60,10 +60,10 @@ def _layer(config: ConfigReader, index: int, kind: str) -> LayerSpec:
 def _layer_types(config: ConfigReader) -> tuple[str, ...]:
     """Each layer's kind of attention; alternating, a window first, where the config does not say."""
     num_layers = config.integer("num_hidden_layers")
-    kinds = config.fields.get("layer_types") or [(_SLIDING, _FULL)[i % 2] for i in range(num_layers)]
+    kinds = config.texts("layer_types", ()) or tuple((_SLIDING, _FULL)[i % 2] for i in range(num_layers))
     if len(kinds) != num_layers or not all(kind in (_SLIDING, _FULL) for kind in kinds):
         raise config.fail("layer_types", f"{num_layers} of {_SLIDING!r} and {_FULL!r}")
-    return tuple(kinds)
+    return kinds
 
 
 def _moe(config: ConfigReader, prefix: str) -> MoeSpec:
@@ -116,11 +116,11 @@ def _is_packed(config: ConfigReader) -> bool:
     quantization = config.section("quantization_config")
     if quantization is None:
         return False
-    unconverted = quantization.fields.get("modules_to_not_convert") or []
-    if any("experts" in str(name) for name in unconverted):
+    unconverted = quantization.texts("modules_to_not_convert", ())
+    if any("experts" in name for name in unconverted):
         raise ModelConfigError(
-            f"{quantization.where}: modules_to_not_convert is {unconverted!r}; this server reads the experts "
-            "of all layers in MXFP4 or of none"
+            f"{quantization.where}: modules_to_not_convert is {list(unconverted)!r}; this server reads the "
+            "experts of all layers in MXFP4 or of none"
         )
     for name in ("hidden_size", "intermediate_size"):
         if config.integer(name) % BLOCK:

@@ -66,7 +66,7 @@ def declare_model(config: ConfigReader) -> tuple[str, ModelSpec]:
 
 
 def _find(config: ConfigReader) -> tuple[str, Family]:
-    architectures = config.fields.get("architectures") or []
+    architectures = config.texts("architectures", ())
     model_type = config.fields.get("model_type")
     for family in FAMILIES:
         for architecture in family.architectures:
@@ -77,6 +77,6 @@ def _find(config: ConfigReader) -> tuple[str, Family]:
             return family.architectures[0], family
     known = ", ".join(name for family in FAMILIES for name in family.architectures)
     raise ModelConfigError(
-        f"{config.where}: architectures {architectures!r} (model_type {model_type!r}) is not supported; "
-        f"supported are {known}"
+        f"{config.where}: architectures {list(architectures)!r} (model_type {model_type!r}) is not "
+        f"supported; supported are {known}"
     )

@@ -25,10 +25,12 @@ def read_rope(config: ConfigReader, rotary_dim: int, *, default_theta: float = 1
     original = scaling.optional_integer("original_max_position_embeddings")
     if kind == "llama3" and original is None:
         raise scaling.fail("original_max_position_embeddings", "an integer of at least 1")
-    has_attention_factor = scaling.fields.get("attention_factor") is not None
+    theta = theta_from.number("rope_theta", default_theta)
+    if kind == "yarn" and theta <= 1:
+        raise theta_from.fail("rope_theta", "a number above 1, for yarn divides by its logarithm")
     return RopeParameters(
         rotary_dim=rotary_dim,
-        theta=theta_from.number("rope_theta", default_theta),
+        theta=theta,
         kind=kind,
         factor=1.0 if kind == "default" else scaling.number("factor"),
         original_max_position=original or config.integer("max_position_embeddings"),
@@ -37,7 +39,12 @@ def read_rope(config: ConfigReader, rotary_dim: int, *, default_theta: float = 1
         beta_fast=scaling.number("beta_fast", 32.0),
         beta_slow=scaling.number("beta_slow", 1.0),
         truncate=scaling.boolean("truncate", default=True),
-        mscale=scaling.number("mscale") if scaling.fields.get("mscale") else 0.0,
-        mscale_all_dim=scaling.number("mscale_all_dim") if scaling.fields.get("mscale_all_dim") else 0.0,
-        attention_factor=scaling.number("attention_factor") if has_attention_factor else None,
+        mscale=_mscale(scaling, "mscale"),
+        mscale_all_dim=_mscale(scaling, "mscale_all_dim"),
+        attention_factor=scaling.optional_number("attention_factor"),
     )
+
+
+def _mscale(scaling: ConfigReader, name: str) -> float:
+    """0, written out, means that it is not used."""
+    return 0.0 if scaling.fields.get(name) == 0 else scaling.optional_number(name) or 0.0

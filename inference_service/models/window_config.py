@@ -15,7 +15,7 @@ def layer_windows(config: ConfigReader, is_sliding: Callable[[int], bool]) -> Se
         is_sliding: whether a layer has one where the config has no `layer_types`.
     """
     num_layers = config.integer("num_hidden_layers")
-    kinds = config.fields.get("layer_types")
+    kinds = None if config.fields.get("layer_types") is None else config.texts("layer_types")
     if kinds is None:
         is_windowed = [is_sliding(index) for index in range(num_layers)]
     elif len(kinds) == num_layers and all(kind in (_SLIDING, _FULL) for kind in kinds):

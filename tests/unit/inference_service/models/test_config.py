@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from inference_service.layers.rope import RopeParameters, rope_table
-from inference_service.models import ModelConfigError, compute_dtype, describe_model
+from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
 from inference_service.models.config import ConfigReader
 from inference_service.models.rope_config import read_rope
 from inference_service.models.spec import DenseMlpSpec, MoeSpec
+from inference_service.models.window_config import layer_windows
 from tests.support.tiny_model import write_model
+
+
+def _yarn(**changes: Any) -> dict[str, Any]:
+    return {"rope_scaling": {"type": "yarn", "factor": 4.0, **changes}}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +36,24 @@ from tests.support.tiny_model import write_model
         ({"rope_scaling": {"type": "longrope"}}, "rope type 'longrope' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": 3}, "rope_scaling is 3; expected an object"),
+        ({"architectures": 1}, "architectures is 1; expected a list of strings"),
+        ({"architectures": True}, "architectures is True; expected a list of strings"),
+        ({"architectures": [["Qwen3MoeForCausalLM"]]}, "architectures is .*; expected a list of strings"),
+        ({"head_dim": 10**30}, "head_dim is 10{30}; expected an integer of at most 2147483647"),
+        ({"hidden_size": 2**31}, "hidden_size is 2147483648; expected an integer of at most 2147483647"),
+        ({"vocab_size": 10**400}, "vocab_size is 10{400}; expected an integer of at most 2147483647"),
+        ({"eos_token_id": [4, 10**30]}, "eos_token_id is .*; expected integers of at most 2147483647"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf; expected a number between"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; expected a positive number"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps is 1e-300; expected a number between"),
+        ({"rope_theta": 10**400}, "rope_theta is 10{400}; expected a number between"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf; expected a number between"),
+        ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor is inf; expected a number"),
+        (_yarn(beta_fast=float("inf")), "beta_fast is inf; expected a number between"),
+        (_yarn(beta_slow=1e300), r"beta_slow is 1e\+300; expected a number between"),
+        (_yarn(attention_factor=float("inf")), "attention_factor is inf; expected a number between"),
+        (_yarn(mscale=[]), r"mscale is \[\]; expected a positive number"),
+        (_yarn() | {"rope_theta": 1.0}, "rope_theta is 1.0; expected a number above 1"),
     ],
 )
 def test_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
@@ -72,6 +95,21 @@ def test_window_only_where_it_is_used(tmp_path: Path) -> None:
     for use, window in ((False, None), (True, 7)):
         spec = describe_model(write_model(tmp_path, {}, sliding_window=7, use_sliding_window=use)).spec
         assert [layer.attention.window for layer in spec.layers] == [window, window]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "wanted"),
+    [
+        (5, "a list of strings"),
+        ([5, 5], "a list of strings"),
+        (["full_attention"], "2 of 'sliding_attention'"),
+    ],
+)
+def test_odd_layer_types(kinds: object, wanted: str) -> None:
+    """Named, whatever stands there."""
+    config = ConfigReader("config.json", {"num_hidden_layers": 2, "layer_types": kinds})
+    with pytest.raises(ModelConfigError, match=f"layer_types is .*; expected {wanted}"):
+        layer_windows(config, lambda _index: True)
 
 
 def test_both_rope_styles_mean_the_same() -> None:
@@ -119,14 +157,29 @@ def test_generation_defaults(tmp_path: Path) -> None:
     """generation_config.json wins over config.json; a single end token and a list are both fine."""
     path = write_model(tmp_path, {}, eos_token_id=[4, 5])
     assert describe_model(path).defaults.eos_token_ids == (4, 5)
-    (path / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": 7, "temperature": 0.6, "top_k": 20, "top_p": 0.95})
-    )
-    defaults = describe_model(path).defaults
-    assert defaults.eos_token_ids == (7,)
-    assert (defaults.temperature, defaults.top_p, defaults.top_k) == (0.6, 0.95, 20)
-    (path / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
-    assert describe_model(path).defaults.temperature == 0.0
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert describe_model(path).defaults.eos_token_ids == (7,)
+
+
+def test_sampling_is_not_the_engines(tmp_path: Path) -> None:
+    """`--generation-config none` is the way around odd sampling fields: the engine must not mind them."""
+    path = write_model(tmp_path, {}, eos_token_id=4)
+    (path / "generation_config.json").write_text(json.dumps({"temperature": "hot", "top_k": -1}))
+    assert describe_model(path).defaults.eos_token_ids == (4,)
+
+
+def test_sizes_that_no_memory_holds(tmp_path: Path) -> None:
+    """In the range of integers, and still more than torch can lay out: named, not a torch error."""
+    sizes = {"vocab_size": 2**31 - 1, "hidden_size": 2**31 - 1, "head_dim": 8}
+    description = describe_model(write_model(tmp_path, {}, **sizes))
+    with pytest.raises(ModelConfigError, match=r"parameter \[2147483647, 2147483647\], for which cpu has no"):
+        load_model(description, dtype=torch.float32, device=torch.device("cpu"), num_positions=8)
+
+
+def test_single_strings_count_as_lists() -> None:
+    """As single integers do; and null is as good as absent."""
+    reader = ConfigReader("config.json", {"a": "x", "b": ["x", "y"], "c": None})
+    assert [reader.texts(name, ("z",)) for name in "abcd"] == [("x",), ("x", "y"), ("z",), ("z",)]
 
 
 def test_compute_dtype(tmp_path: Path) -> None:

@@ -226,6 +226,11 @@ def test_weights_beyond_the_compute_dtype_are_refused(tmp_path: Path, dtype: tor
             | {"quantization_config": {**QUANTIZATION, "modules_to_not_convert": ["layers.0.mlp.experts"]}},
             "modules_to_not_convert is .* in MXFP4 or of none",
         ),
+        (
+            PACKED | {"quantization_config": {**QUANTIZATION, "modules_to_not_convert": 5}},
+            "modules_to_not_convert is 5; expected a list of strings",
+        ),
+        ({"layer_types": 5}, "layer_types is 5; expected a list of strings"),
     ],
 )
 def test_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
