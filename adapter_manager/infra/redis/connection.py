@@ -15,10 +15,12 @@ import structlog
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
 from tenacity.wait import wait_random_exponential
 
 from adapter_manager.domain.errors import RegistryUnavailableError
+from adapter_manager.infra.redis.hang_probe import HangProbe
 from adapter_manager.ports import StoreObserver
 
 log = structlog.get_logger(__name__)
@@ -63,6 +65,8 @@ class RedisConnection:
             )
         )
         self._is_away = False
+        # A call that got no answer in its time is the last one to wait for it.
+        self._hang = HangProbe(self._client.ping, self._mark_recovered)
         # While the server is away one call at a time tries it; the others fail at once instead of hanging.
         self._is_probing = False
         self._is_checked = False
@@ -94,6 +98,7 @@ class RedisConnection:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._hang.close()
         await self._client.aclose()
         await self._client.connection_pool.disconnect()
 
@@ -124,12 +129,8 @@ class RedisConnection:
     async def _mapped(self, command: str, operation: Callable[[], Awaitable[_T]]) -> _T:
         if not self._is_away:
             return await self._tried(command, operation)
-        if self._is_probing:
-            raise RegistryUnavailableError(
-                "the registry's store does not answer; reads may be served from memory, writes must wait: "
-                "try again",
-                retry_after_s=_RETRY_AFTER_S,
-            )
+        if self._is_probing or self._hang.is_on:
+            raise _not_tried()
         self._is_probing = True
         try:
             return await self._tried(command, operation)
@@ -141,16 +142,22 @@ class RedisConnection:
         async with self._errors_mapped():
             if not self._is_checked:
                 async with self._checking:
+                    if self._hang.is_on:  # found out while this one queued
+                        raise _not_tried()
                     if not self._is_checked:
                         await self._check_server()
                         self._is_checked = True
             result = await operation()
-        if self._is_away:
-            self._is_away = False
-            Context().run(_log_recovered)
+        if not self._hang.is_on:  # else this was a late answer, and the next may not come
+            self._mark_recovered()
         if self._observer:
             self._observer.answered(command, time.perf_counter() - begun_s)
         return result
+
+    def _mark_recovered(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            Context().run(_log_recovered)
 
     @asynccontextmanager
     async def _errors_mapped(self) -> AsyncGenerator[None]:
@@ -159,6 +166,8 @@ class RedisConnection:
         except (RedisError, OSError) as error:
             # Another server may answer next time (failover, restart): look at it again.
             self._is_checked = False
+            if isinstance(error, (RedisTimeoutError, TimeoutError)):
+                self._hang.start()
             if self._observer:
                 self._observer.failed(type(error).__name__)
             if not self._is_away:
@@ -170,7 +179,7 @@ class RedisConnection:
                 retry_after_s=_RETRY_AFTER_S,
             ) from error
         except RegistryUnavailableError:
-            if self._observer:
+            if self._observer and not self._hang.is_on:
                 self._observer.failed("NotConfirmed")
             raise
 
@@ -206,6 +215,13 @@ class RedisConnection:
         except ResponseError:  # before 7.2, or without an append-only file, or on a replica
             return False
         return True
+
+
+def _not_tried() -> RegistryUnavailableError:
+    return RegistryUnavailableError(
+        "the registry's store does not answer; reads may be served from memory, writes must wait: try again",
+        retry_after_s=_RETRY_AFTER_S,
+    )
 
 
 def _log_recovered() -> None:

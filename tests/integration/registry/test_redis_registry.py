@@ -270,6 +270,51 @@ async def test_a_server_that_never_answers_fails_in_bounded_time(black_hole: str
     await registry.close()
 
 
+class Failures:
+    """A store observer that keeps what was tried and failed."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def answered(self, command: str, seconds: float) -> None:
+        """See ports.StoreObserver."""
+
+    def failed(self, error: str) -> None:
+        """See ports.StoreObserver."""
+        self.errors.append(error)
+
+
+async def test_one_call_waits_for_a_server_that_hangs_and_no_other_does(server: EmbeddedValkey) -> None:
+    """Calls after the first one that got no answer do not even try, until the server was heard again."""
+    failures = Failures()
+    registry = RedisRegistry(RedisConnection(RedisOptions(server.url, timeout_s=0.3), failures))
+    await registry.commit([create(Tenant("t", 1.0))])
+    assert server.pid
+    os.kill(server.pid, signal.SIGSTOP)
+    for number in range(10):
+        with pytest.raises(RegistryUnavailableError):
+            await registry.tenant("t")
+        with pytest.raises(RegistryUnavailableError):
+            await registry.commit([create(Tenant(f"n{number}", 1.0))])
+    assert failures.errors == ["TimeoutError"]
+    with capture_logs() as lines:
+        os.kill(server.pid, signal.SIGCONT)
+        await _refreshed(registry)
+    assert await registry.tenant("t")
+    assert [line["event"] for line in lines] == ["redis.recovered"]
+    await registry.close()
+
+
+async def test_calls_that_queue_for_a_server_that_hangs_wait_once(black_hole: str) -> None:
+    """Twenty at once, before it was ever seen: one of them asks for all."""
+    failures = Failures()
+    registry = RedisRegistry(RedisConnection(RedisOptions(black_hole, timeout_s=0.3), failures))
+    outcomes = await asyncio.gather(*(registry.tenant("t") for _ in range(20)), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {RegistryUnavailableError}
+    assert failures.errors == ["TimeoutError"]
+    await registry.close()
+
+
 async def test_a_server_that_is_not_durable_is_warned_about(tmp_path: Path, server: EmbeddedValkey) -> None:
     """Synced every second: each write waits for the disk (WAITAOF); without a log there is only a warning."""
     connection = RedisConnection(RedisOptions(server.url))
