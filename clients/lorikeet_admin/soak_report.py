@@ -71,8 +71,8 @@ def fault_text(fault: Fault) -> str:
     return f"{word} at {fault.at_s:.3f}: {fault.kind}: {fault.message}\n{facts}"
 
 
-def show_soak(console: Console, result: SoakResult) -> None:
-    """The tables, and PASS or FAIL with its reasons."""
+def show_soak(console: Console, result: SoakResult, *, interrupted: bool) -> None:
+    """The tables, and PASS, FAIL or INTERRUPTED with the reasons."""
     console.print(
         f"{result.duration_s:.0f} s, seed {result.seed}: {result.streams_open_at_most} streams at once over "
         f"{result.adapters} adapters, {result.tokens} tokens"
@@ -91,13 +91,15 @@ def show_soak(console: Console, result: SoakResult) -> None:
         console.print(memory)
     levels = plain_table("counter", "before", "after")
     for name, before in result.levels_before.items():
-        levels.add_row(name, str(before), str(result.levels_after[name]))
+        levels.add_row(name, str(before), str(result.levels_after.get(name, "not looked at")))
     console.print(levels)
-    console.print(_counts("grew by", result.growth))
+    if result.growth:
+        console.print(_counts("grew by", result.growth))
     console.print(f"wrong {result.wrong}, lost {result.lost}")
+    end = "INTERRUPTED" if interrupted else "FAIL"
     for failure in result.failures:
-        console.print(f"FAIL: {failure}")
-    console.print("PASS" if result.has_passed else "FAIL")
+        console.print(f"{end}: {failure}")
+    console.print("PASS" if result.has_passed else end)
 
 
 def _counts(title: str, counts: Mapping[str, int]) -> object:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lorikeet_bench.soak.contents import Content
 from lorikeet_bench.soak.exchange import Fault, FaultKind
 from lorikeet_bench.soak.journal import Journal, Write
+from lorikeet_bench.soak.outage import Outage
 from lorikeet_bench.soak.roster import Member
 from lorikeet_bench.soak.tally import Tally
 from lorikeet_client import (
@@ -19,6 +20,7 @@ from lorikeet_client import (
     LimitError,
     NotFoundError,
     ResidencyState,
+    UnavailableError,
 )
 
 # The manager acknowledges a write after this long even if a node has not taken it yet; so an answer that came
@@ -43,10 +45,11 @@ class _Change:
 class Operations:
     """Sends operations. The caller holds the member's lock."""
 
-    def __init__(self, client: AsyncLorikeet, journal: Journal, tally: Tally) -> None:
+    def __init__(self, client: AsyncLorikeet, journal: Journal, tally: Tally, outage: Outage) -> None:
         self._client = client
         self._journal = journal
         self._tally = tally
+        self._outage = outage
 
     async def push(self, member: Member, content: Content, alias: str | None = None) -> None:
         """A new revision, or a standing one again: the bare name means it from then on."""
@@ -161,7 +164,10 @@ class Operations:
             yield done
         except CallError as error:
             self._failed(kind, error, writes, expected)
+            if isinstance(error, UnavailableError):
+                self._outage.unavailable()
             return
+        self._outage.answered()
         end_s = time.monotonic()
         settled_s = end_s if end_s - begin_s < bound_s else end_s + _LATE_S
         for _, write in writes:

@@ -33,11 +33,17 @@ class SoakResult:
     levels_after: Mapping[str, int]
     growth: Mapping[str, int]
     restarts: Sequence[str]
+    # Why it ended before its time, without the comparisons that come at the end.
+    cut_short: str = ""
+    # Why adapters that it made may be left.
+    left_over: str = ""
 
     @property
     def failures(self) -> tuple[str, ...]:
         """Why it does not pass; empty if it does."""
-        found = [f"{count} {what}" for what, count in (("wrong", self.wrong), ("lost", self.lost)) if count]
+        found = [self.cut_short] if self.cut_short else []
+        found += [f"adapters may be left: {self.left_over}"] if self.left_over else []
+        found += [f"{count} {what}" for what, count in (("wrong", self.wrong), ("lost", self.lost)) if count]
         found += [f"{name} restarted or ended" for name in self.restarts]
         found += [
             f"{t.process} is not flat: {100 * t.change:+.1f} %" for t in self.memory if t.is_flat is False
@@ -45,9 +51,9 @@ class SoakResult:
         found += [
             f"{name} did not return: {before} before, {self.levels_after[name]} after"
             for name, before in self.levels_before.items()
-            if self.levels_after[name] != before
+            if not self.cut_short and self.levels_after[name] != before
         ]
-        return (*found, *self._too_easy())
+        return (*found, *(() if self.cut_short else self._too_easy()))
 
     @property
     def has_passed(self) -> bool:

@@ -12,18 +12,29 @@ from lorikeet_bench.machine import describe_machine
 from lorikeet_bench.process_memory import MemorySampler, trend, with_children
 from lorikeet_bench.soak.churn import Churner
 from lorikeet_bench.soak.contents import ContentPool, write_contents
+from lorikeet_bench.soak.cut_short import CutShortError, until_cut_short
 from lorikeet_bench.soak.exchange import Fault, FaultKind
 from lorikeet_bench.soak.journal import Journal
 from lorikeet_bench.soak.judge import Judge
+from lorikeet_bench.soak.leftovers import delete_leftovers
 from lorikeet_bench.soak.levels import growth, levels
 from lorikeet_bench.soak.operations import Operations
+from lorikeet_bench.soak.outage import Outage
 from lorikeet_bench.soak.plan import SOAK_SHAPE, SoakPlan, SoakTarget, base_answer
 from lorikeet_bench.soak.request_mix import RequestMix
 from lorikeet_bench.soak.result import SoakResult
 from lorikeet_bench.soak.roster import Member, Roster, revision_reference
 from lorikeet_bench.soak.stream import SoakStream
 from lorikeet_bench.soak.tally import Tally
-from lorikeet_client import AsyncLorikeet, Model, SamplingParams
+from lorikeet_client import (
+    AsyncLorikeet,
+    AuthError,
+    CallError,
+    Model,
+    NotFoundError,
+    SamplingParams,
+    UnavailableError,
+)
 
 _PROGRESS_S = 1.0
 # Adapters that are pushed or deleted at once before and after the load.
@@ -56,8 +67,13 @@ async def run_soak(
     directory: Path,
     on_progress: Callable[[SoakProgress], None] = lambda _: None,
     on_fault: Callable[[Fault], None] = lambda _: None,
+    ended_early: Callable[[], str] = lambda: "",
+    *,
+    clean: bool = False,
 ) -> SoakResult:
     """Soak a stack that nobody else uses and that holds no adapter.
+
+    A service that goes away, or `ended_early`, cuts it short: the result says so and holds what was seen.
 
     Args:
         target: the services, and what of them to weigh.
@@ -65,15 +81,22 @@ async def run_soak(
         directory: for the adapters' files; kept.
         on_progress: called every second.
         on_fault: called for each broken promise, as it is found.
+        ended_early: asked several times a second; why to end at once, or nothing.
+        clean: delete adapters that are named as a soak's before it begins.
 
     Raises:
         WrongTargetError: the model is not the soak's base, or the tenant has adapters already.
-        CallError: a service went away in a way that ends the soak.
+        CutShortError: `ended_early` said so before any adapter was made.
+        CallError: a service refused, or did not answer, before any adapter was made.
     """
     async with target.client() as client:
-        before = await _check_target(client, target)
-        pool = await write_contents(client, directory, f"{target.tenant}/soak-check")
-        return await _Soak(target, plan, client, pool, on_progress, on_fault).run(before)
+
+        async def prepare() -> tuple[Model, ContentPool]:
+            before = await _check_target(client, target, clean=clean)
+            return before, await write_contents(client, directory, f"{target.tenant}/soak-check")
+
+        before, pool = await until_cut_short(prepare(), ended_early)
+        return await _Soak(target, plan, client, pool, on_progress, on_fault).run(before, ended_early)
 
 
 class _Soak:
@@ -94,21 +117,40 @@ class _Soak:
         self._journal = Journal()
         self._judge = Judge(self._journal, pool, revision_reference)
         self._roster = Roster(target.tenant, plan.adapters, pool)
-        self._operations = Operations(client, self._journal, self._tally)
+        self._node_outage = Outage("the inference service", target.inference)
+        self._manager_outage = Outage("the adapter manager", target.manager)
+        self._operations = Operations(client, self._journal, self._tally, self._manager_outage)
         self._sampler = MemorySampler(with_children(target.processes))
         self._start_s = time.monotonic()
         self._stage = "setting up"
 
-    async def run(self, before: Model) -> SoakResult:
+    async def run(self, before: Model, ended_early: Callable[[], str]) -> SoakResult:
         levels_before = levels(before.status, self._target.disk)
+        after, cut_short, left_over = None, "", ""
+
+        def reason() -> str:
+            return ended_early() or self._node_outage.reason or self._manager_outage.reason
+
         async with self._watched():
-            await self._on_all_members(lambda member: self._operations.push(member, member.palette[0]))
-            await self._load()
-            self._stage = "taking all away"
-            await self._check_standing()
-            await self._on_all_members(self._remove)
-            after = await self._settled(levels_before)
-        return self._result(before, after, levels_before)
+            try:
+                after = await until_cut_short(self._work(levels_before), reason)
+            except CutShortError as error:
+                cut_short = str(error)
+            except CallError as error:
+                went_away = isinstance(error, UnavailableError)
+                cut_short = f"{'the service went away' if went_away else 'a call failed'}: {error}"
+            if cut_short:
+                self._stage = "cleaning up"
+                left_over = await delete_leftovers(self._client, self._target.tenant)
+        return self._result(before, after, levels_before, cut_short, left_over)
+
+    async def _work(self, levels_before: Mapping[str, int]) -> Model:
+        await self._on_all_members(lambda member: self._operations.push(member, member.palette[0]))
+        await self._load()
+        self._stage = "taking all away"
+        await self._check_standing()
+        await self._on_all_members(self._remove)
+        return await self._settled(levels_before)
 
     async def _load(self) -> None:
         """Streams and churn for the planned time."""
@@ -123,6 +165,7 @@ class _Soak:
                 RequestMix(plan.seed, number, self._roster),
                 self._judge,
                 self._tally,
+                self._node_outage,
             )
             for number in range(plan.streams)
         ]
@@ -203,13 +246,20 @@ class _Soak:
             memory=self._sampler.latest(),
         )
 
-    def _result(self, before: Model, after: Model, levels_before: Mapping[str, int]) -> SoakResult:
+    def _result(
+        self,
+        before: Model,
+        after: Model | None,
+        levels_before: Mapping[str, int],
+        cut_short: str,
+        left_over: str,
+    ) -> SoakResult:
         tally, plan = self._tally, self._plan
         churn: dict[str, dict[str, int]] = defaultdict(dict)
         for (kind, outcome), count in sorted(tally.churn.items()):
             churn[kind][outcome] = count
         restarts = sorted(self._sampler.ended)
-        if after.instance_id != before.instance_id:
+        if after and after.instance_id != before.instance_id:
             restarts.append("the engine")
         return SoakResult(
             machine=describe_machine("grpcio", "torch"),
@@ -230,13 +280,15 @@ class _Soak:
                 if samples
             ],
             levels_before=levels_before,
-            levels_after=levels(after.status, self._target.disk),
-            growth=growth(before.status, after.status),
+            levels_after=levels(after.status, self._target.disk) if after else {},
+            growth=growth(before.status, after.status) if after else {},
             restarts=restarts,
+            cut_short=cut_short,
+            left_over=left_over,
         )
 
 
-async def _check_target(client: AsyncLorikeet, target: SoakTarget) -> Model:
+async def _check_target(client: AsyncLorikeet, target: SoakTarget, *, clean: bool) -> Model:
     """The idle model; raises WrongTargetError if a soak would judge it wrongly."""
     model = await client.get_model()
     if model.vocab_size != SOAK_SHAPE.vocab:
@@ -249,6 +301,15 @@ async def _check_target(client: AsyncLorikeet, target: SoakTarget) -> Model:
             f"{model.name} does not answer as the soak's base model does: serve the one that "
             "`lorikeet bench rig DIR` writes"
         )
-    if [adapter async for adapter in client.list_adapters(target.tenant)]:
-        raise WrongTargetError(f"tenant {target.tenant} has adapters: a soak needs an empty one")
+    if clean and (why := await delete_leftovers(client, target.tenant)):
+        raise WrongTargetError(f"adapters of an earlier soak could not be deleted: {why}")
+    try:
+        adapters = [adapter async for adapter in client.list_adapters(target.tenant)]
+    except (AuthError, NotFoundError) as error:
+        raise WrongTargetError(f"{error}: --tenant must name the tenant of the token") from error
+    if adapters:
+        raise WrongTargetError(
+            f"tenant {target.tenant} has adapters: a soak needs an empty one; --clean deletes those named "
+            "soak-NN, which a soak that was killed has left"
+        )
     return await client.get_model()

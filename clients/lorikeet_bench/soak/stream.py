@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from lorikeet_bench.soak.exchange import Answer, Asked, Ending
 from lorikeet_bench.soak.judge import Judge
+from lorikeet_bench.soak.outage import Outage
 from lorikeet_bench.soak.plan import SoakTarget
 from lorikeet_bench.soak.relay import Relay
 from lorikeet_bench.soak.request_mix import RequestMix
@@ -32,13 +33,20 @@ class SoakStream:
     """Asks one request after the other until told to stop."""
 
     def __init__(
-        self, target: SoakTarget, client: AsyncLorikeet, mix: RequestMix, judge: Judge, tally: Tally
+        self,
+        target: SoakTarget,
+        client: AsyncLorikeet,
+        mix: RequestMix,
+        judge: Judge,
+        tally: Tally,
+        outage: Outage,
     ) -> None:
         self._target = target
         self._client = client
         self._mix = mix
         self._judge = judge
         self._tally = tally
+        self._outage = outage
 
     async def run(self, until_s: float) -> None:
         """Ask until then; a request that runs at that time is read to its end."""
@@ -46,6 +54,11 @@ class SoakStream:
             answer = await self._exchange(self._mix.draw())
             if answer.code == "NOT_FOUND":
                 await asyncio.sleep(_REFUSED_PAUSE_S)  # refusals cost nothing; they are not the load
+            if answer.tokens or answer.code == "NOT_FOUND":
+                self._outage.answered()
+            elif answer.code == "UNAVAILABLE" and answer.left_s is None:
+                self._outage.unavailable()
+                await asyncio.sleep(self._outage.pause_s)
 
     async def _exchange(self, asked: Asked) -> Answer:
         answer = Answer(sent_s=time.monotonic())

@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from lorikeet.adapters.v1 import adapter_pb2
 from lorikeet_bench.rigs import write_moe_watermark
 from lorikeet_bench.soak import write_soak_base
 from lorikeet_bench.soak.plan import SOAK_SHAPE
@@ -51,6 +55,110 @@ async def test_a_running_stack_is_soaked_and_judged_fit_for_it(tmp_path: Path) -
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "demo has adapters" in done.stderr
+
+
+@pytest.mark.timeout(240)
+async def test_a_soak_that_ends_early_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    """Killed, the next one is told how to go on; a signal and a node that is gone both end it in order."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    async with Stack(write_soak_base(tmp_path / "base"), tmp_path / "stack") as stack:
+
+        async def start(*options: str) -> asyncio.subprocess.Process:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "lorikeet_admin", "--inference", stack.node_address),
+                *("--manager", stack.manager_address, "--token", stack.token, "bench", "soak", "--running"),
+                *("--minutes", "60", "--streams", "4", "--adapters", "2", *options),
+                env={**os.environ, "TMPDIR": str(scratch)},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+
+        async def soaking(process: asyncio.subprocess.Process) -> None:
+            assert process.stderr
+            while b"soaking" not in (line := await process.stderr.readline()):
+                assert line, "it ended before the load began"
+
+        async def left() -> list[str]:
+            request = adapter_pb2.ListAdaptersRequest(parent="tenants/demo")
+            found = await stack.adapters().ListAdapters(request, metadata=stack.auth(), timeout=30)
+            return sorted(adapter.name for adapter in found.adapters)
+
+        killed = await start()
+        await soaking(killed)
+        killed.kill()
+        await killed.wait()
+        refused = await start()
+        _, err = await refused.communicate()
+        assert (refused.returncode, b"--clean deletes" in err) == (1, True), err
+        left_by_the_killed = list(scratch.iterdir())
+        assert len(left_by_the_killed) == 1
+        for number in (signal.SIGINT, signal.SIGTERM):
+            interrupted = await start("--clean")
+            await soaking(interrupted)
+            interrupted.send_signal(number)
+            out, err = await interrupted.communicate()
+            assert interrupted.returncode == 128 + number, err
+            assert f"INTERRUPTED: interrupted by {number.name}" in out.decode()
+            assert await left() == []
+        bereft = await start()
+        await soaking(bereft)
+        stack.node.kill()
+        out, err = await bereft.communicate()
+        assert bereft.returncode == 1, err
+        assert b"FAIL: the service went away: the inference service at" in out
+        assert list(scratch.iterdir()) == left_by_the_killed
+
+
+@pytest.mark.timeout(240)
+async def test_a_stack_of_its_own_that_ends_is_noticed(tmp_path: Path) -> None:
+    """Its front end is killed: the soak ends, with the place of the logs."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "lorikeet_admin", "bench", "soak", "--minutes", "60"),
+        *("--streams", "4", "--adapters", "2"),
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr
+    while b"soaking" not in (line := await process.stderr.readline()):
+        assert line, "it ended before the load began"
+    front = next(
+        child
+        for child in psutil.Process(process.pid).children()
+        if "inference_service" in " ".join(child.cmdline())
+    )
+    front.kill()
+    out, err = await process.communicate()
+    assert process.returncode == 1, err
+    assert b"FAIL: the service went away: inference was ended by signal 9" in out
+    (kept,) = scratch.glob("lorikeet-soak-*")
+    assert f"stay in {kept}" in err.decode()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--running", "--pid", "x=999999999"),
+        ("--running", "--pid", "x=99999999999999999999"),
+        ("--running", "--pid", "999"),
+        ("--data-dir", "/dev/null"),
+        ("--data-dir", "/dev/null/x"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments: tuple[str, ...]) -> None:
+    """Told before anything is started."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lorikeet_admin", "bench", "soak", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert arguments[-2] in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.timeout(240)

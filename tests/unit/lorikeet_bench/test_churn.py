@@ -9,6 +9,7 @@ from lorikeet_bench.soak.churn import Churner
 from lorikeet_bench.soak.contents import Content, ContentKind, ContentPool
 from lorikeet_bench.soak.journal import Journal
 from lorikeet_bench.soak.operations import Operations
+from lorikeet_bench.soak.outage import Outage
 from lorikeet_bench.soak.roster import Roster
 from lorikeet_bench.soak.tally import Tally
 from lorikeet_client import AsyncLorikeet
@@ -23,6 +24,7 @@ async def test_a_churner_waits_while_others_have_all_adapters(tmp_path: Path) ->
     roster = Roster("demo", 1, ContentPool(contents))
     tally = Tally(lambda _: None)
     async with AsyncLorikeet("127.0.0.1:1", "127.0.0.1:1", "token") as client, roster.members[0].lock:
-        churner = Churner(1, 0, roster, Operations(client, Journal(), tally), pause_s=0.001)
+        operations = Operations(client, Journal(), tally, Outage("manager", "127.0.0.1:1"))
+        churner = Churner(1, 0, roster, operations, pause_s=0.001)
         await churner.run(time.monotonic() + 0.05)
     assert not tally.churn
