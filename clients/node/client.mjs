@@ -20,6 +20,10 @@ const EXIT_BY_CODE = new Map([
   [grpc.status.DEADLINE_EXCEEDED, 6],
 ]);
 
+const WHOLE = /^\d+$/;
+const DECIMAL = /^(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+const MOST_FLOAT = 3.4028234663852886e38;
+
 const USAGE = `usage: node client.mjs (--prompt TEXT | --chat TEXT) [--adapter NAME] [--max-tokens N] [--temperature T]
                        [--timeout-s S] [--keepalive-s S] [--json]
 LORIKEET_INFERENCE (127.0.0.1:50051) is the service's address, LORIKEET_TOKEN the tenant's token.`;
@@ -27,6 +31,31 @@ LORIKEET_INFERENCE (127.0.0.1:50051) is the service's address, LORIKEET_TOKEN th
 function usage(message) {
   console.error(`error: ${message}\n${USAGE}`);
   process.exit(2);
+}
+
+// All of `text` as a number from `least` to `most`; Number() alone would take "" for 0, and the wire wraps.
+function number(values, name, pattern, least, most) {
+  const text = values[name];
+  if (text === undefined) return undefined;
+  const value = Number(text);
+  if (!pattern.test(text) || !(value >= least && value <= most)) {
+    usage(`--${name}: '${text}' is not a number that it can take`);
+  }
+  return value;
+}
+
+function checked(values) {
+  if ((values.prompt === undefined) === (values.chat === undefined)) {
+    usage("give one of --prompt and --chat");
+  }
+  return {
+    ...values,
+    "max-tokens": number(values, "max-tokens", WHOLE, 0, 2 ** 32 - 1),
+    temperature: number(values, "temperature", DECIMAL, 0, MOST_FLOAT),
+    "timeout-s": Math.min(number(values, "timeout-s", DECIMAL, 0, Number.MAX_VALUE), 1e9),
+    // Timers of Node count milliseconds in 31 bits, and fire at once beyond.
+    "keepalive-s": number(values, "keepalive-s", DECIMAL, 0.001, 2 ** 31 / 1000 - 1),
+  };
 }
 
 function options() {
@@ -48,10 +77,7 @@ function options() {
       console.log(USAGE);
       process.exit(0);
     }
-    if ((values.prompt === undefined) === (values.chat === undefined)) {
-      usage("give one of --prompt and --chat");
-    }
-    return values;
+    return checked(values);
   } catch (error) {
     return usage(error.message);
   }
@@ -71,10 +97,10 @@ function connect(values) {
   const { InferenceService } = grpc.loadPackageDefinition(definition).lorikeet.inference.v1;
   const channelOptions = {};
   if (values["keepalive-s"] !== undefined) {
-    channelOptions["grpc.keepalive_time_ms"] = Number(values["keepalive-s"]) * 1000;
+    channelOptions["grpc.keepalive_time_ms"] = Math.round(values["keepalive-s"] * 1000);
     channelOptions["grpc.keepalive_permit_without_calls"] = 1;
   }
-  const target = process.env.LORIKEET_INFERENCE ?? "127.0.0.1:50051";
+  const target = process.env.LORIKEET_INFERENCE || "127.0.0.1:50051";
   return new InferenceService(target, grpc.credentials.createInsecure(), channelOptions);
 }
 
@@ -87,24 +113,32 @@ function request(values) {
     ...input,
     ...(values.adapter !== undefined && { adapter: values.adapter }),
     sampling: {
-      temperature: Number(values.temperature),
-      max_tokens: Number(values["max-tokens"]),
+      temperature: values.temperature,
+      max_tokens: values["max-tokens"],
     },
   };
 }
 
 async function stream(client, values) {
   const metadata = new grpc.Metadata();
-  if (process.env.LORIKEET_TOKEN) {
-    metadata.set("authorization", `Bearer ${process.env.LORIKEET_TOKEN}`);
+  const token = process.env.LORIKEET_TOKEN;
+  if (token) {
+    // gRPC's own error would print it.
+    if (!/^[\x21-\x7e]+$/.test(token)) {
+      throw new Error("LORIKEET_TOKEN has characters that a header cannot carry; copy it again without white space");
+    }
+    metadata.set("authorization", `Bearer ${token}`);
   }
-  const deadline = Date.now() + Number(values["timeout-s"]) * 1000;
+  const deadline = Date.now() + values["timeout-s"] * 1000;
   const call = client.Generate(request(values), metadata, { deadline });
   process.once("SIGINT", () => call.cancel());
   let finish;
   for await (const message of call) {
     process.stdout.write(values.json ? `${JSON.stringify(message)}\n` : message.text_delta);
     finish = message.finish ?? finish;
+  }
+  if (finish === undefined || finish === null) {
+    throw new Error("the stream ended without a finish");
   }
   if (!values.json) {
     const { reason, usage: counts } = finish;
@@ -113,13 +147,19 @@ async function stream(client, values) {
   }
 }
 
+// The reader (head, less) has left.
+process.stdout.on("error", (error) => {
+  if (error.code !== "EPIPE") throw error;
+  process.exit(1);
+});
 const values = options();
-const client = connect(values);
+let client;
 try {
+  client = connect(values);
   await stream(client, values);
 } catch (error) {
   console.error(`error: ${error.details ?? error.message}`);
   process.exitCode = EXIT_BY_CODE.get(error.code) ?? 1;
 } finally {
-  client.close();
+  client?.close();
 }

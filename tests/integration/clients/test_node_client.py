@@ -89,6 +89,66 @@ def test_statuses(fakes: FakeServices, code: StatusCode, exit_code: int) -> None
     assert (done.returncode, done.stderr) == (exit_code, "error: what is wrong\n")
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--max-tokens", "99999999999"),
+        ("--max-tokens", "5.5"),
+        ("--max-tokens", "abc"),
+        ("--max-tokens", ""),
+        ("--temperature", "abc"),
+        ("--temperature", "1e39"),
+        ("--timeout-s", "abc"),
+        ("--timeout-s", "Infinity"),
+        ("--keepalive-s", "abc"),
+        ("--keepalive-s", "0"),
+    ],
+)
+def test_numbers_that_cannot_be(fakes: FakeServices, option: str, value: str) -> None:
+    """Usage errors; nothing is sent."""
+    done = run(fakes.address, "--prompt", "x", option, value)
+    assert (done.returncode, f"{option}: '{value}' is not a number" in done.stderr) == (2, True), done.stderr
+    assert not fakes.inference.requests
+
+
+def test_a_very_long_timeout(fakes: FakeServices) -> None:
+    """As good as none."""
+    done = run(fakes.address, "--prompt", "one two", "--timeout-s", "1e12")
+    assert (done.returncode, done.stdout) == (0, "onetwo\n"), done.stderr
+
+
+@pytest.mark.parametrize("token", ["lk_one\nlk_two", "lk_one two", "lk_é"])
+def test_a_token_that_no_header_can_carry(fakes: FakeServices, token: str) -> None:
+    """Said without showing it."""
+    done = run(fakes.address, "--prompt", "x", token=token)
+    assert done.returncode == 1
+    assert "LORIKEET_TOKEN has characters" in done.stderr
+    assert "lk_" not in done.stderr
+
+
+def test_addresses(fakes: FakeServices) -> None:
+    """An empty one is the default; a broken one is an error, not a trace."""
+    assert run("", "--prompt", "x", "--timeout-s", "2").returncode in {4, 5, 6}
+    done = run("a\nb", "--prompt", "x")
+    assert (done.returncode, done.stderr.count("    at ")) == (1, 0), done.stderr
+
+
+def test_a_reader_that_leaves(fakes: FakeServices) -> None:
+    """It ends quietly."""
+    fakes.inference.script = lambda *_: (pb.GenerateResponse(text_delta="x" * 65536) for _ in range(200))
+    env = {**os.environ, "LORIKEET_INFERENCE": fakes.address, "LORIKEET_TOKEN": TOKEN}
+    command = ["node", "client.mjs", "--prompt", "x"]
+    with subprocess.Popen(
+        command, cwd=NODE, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as client:
+        assert client.stdout
+        assert client.stderr
+        client.stdout.read(1)
+        client.stdout.close()
+        assert client.stderr.read() == b""
+        assert client.wait(60) == 1
+
+
 def test_other_ends(fakes: FakeServices) -> None:
     """No token, no input, no server."""
     assert run(fakes.address, "--prompt", "x", token="").returncode == 5
