@@ -9,7 +9,8 @@ A row's vocabulary is scanned in chunks, a program each:
    before it. Most rows end at the first question, whose scan needs no noise. After MAX_ROUNDS rounds in
    parallel the rows that are left are finished by one program each.
 
-Rows with top_k are the reference's.
+With top_k the first scan goes over what ranks before the end that `top_k_bounds` finds; with min_p over what
+weighs at least that much. Both cut the ranking at its end, so whatever ranks before a candidate is in them too.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -22,6 +23,8 @@ Rows with top_k are the reference's.
 import torch
 import triton
 import triton.language as tl
+
+from lorikeet_kernels.top_k_bounds import top_k_bounds
 
 MAX_ROUNDS = 3
 BLOCK = 1024
@@ -108,10 +111,13 @@ def _row_largest(largest_ptr, ids_ptr, row, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _scan(
-    logits_at, begin, end, largest, temperature, key, salt, bound, bound_id, BOUNDED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits_at, begin, end, largest, temperature, key, salt, bound, bound_id, min_p, BOUNDED: tl.constexpr,
+    HAS_MIN_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(best w / e, its id, its logit, sum of w) over [begin, end); BOUNDED: of what ranks before it."""
+    """(best w / e, its id, its logit, sum of w) over [begin, end); BOUNDED: of what ranks before it.
+
+    HAS_MIN_P: of what weighs as much as min_p; the largest weighs 1.
+    """
     best = tl.full([BLOCK], -1.0, tl.float32)
     where = tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
     logit = tl.zeros([BLOCK], tl.float32)
@@ -126,7 +132,10 @@ def _scan(
         else:
             wanted = True
         if wanted:
-            w = tl.where(counts, tl.exp((x - largest) / temperature), 0.0)
+            w = tl.exp((x - largest) / temperature)
+            if HAS_MIN_P:
+                counts = counts & (w >= min_p)
+            w = tl.where(counts, w, 0.0)
             total += w
             ratio = tl.where(counts, w / _noise(token, key, salt), -1.0)
             is_better = ratio > best
@@ -175,10 +184,14 @@ def _is_inside(mass_ptr, top_p_ptr, state_ptr, row, CHUNKS: tl.constexpr):
 @triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride"])
 def _draw_kernel(
     logits_ptr, largest_ptr, ids_ptr, temperature_ptr, top_p_ptr, seed_ptr, position_ptr, state_ptr,
-    tokens_ptr, done_ptr, mass_ptr, parts_ptr, part_ids_ptr, vocab, chunk_tokens, stride,
-    CHUNKS: tl.constexpr, BOUNDED: tl.constexpr, BLOCK: tl.constexpr,
+    tokens_ptr, done_ptr, mass_ptr, parts_ptr, part_ids_ptr, bounds_ptr, ends_ptr, min_p_ptr, vocab,
+    chunk_tokens, stride, CHUNKS: tl.constexpr, BOUNDED: tl.constexpr, HAS_TOP_K: tl.constexpr,
+    HAS_MIN_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """parts[row, chunk] = (best ratio, its logit, sum of w); BOUNDED: of what ranks before it."""
+    """parts[row, chunk] = (best ratio, its logit, sum of w); BOUNDED: of what ranks before it.
+
+    HAS_TOP_K and HAS_MIN_P are of the first scan: what ranks before its token is in the row's set.
+    """
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
@@ -186,6 +199,12 @@ def _draw_kernel(
         return
     bound = 0.0
     bound_id = 0
+    min_p = 0.0
+    if HAS_TOP_K:
+        bound = tl.load(bounds_ptr + row)
+        bound_id = tl.load(ends_ptr + row)
+    if HAS_MIN_P:
+        min_p = tl.load(min_p_ptr + row)
     if BOUNDED:
         if tl.load(done_ptr + row) != 0:
             return
@@ -203,7 +222,7 @@ def _draw_kernel(
     end = tl.minimum(begin + chunk_tokens, vocab)
     top, token, logit, total = _scan(
         logits_ptr + row.to(tl.int64) * stride, begin, end, largest, temperature, key, salt, bound,
-        bound_id, BOUNDED, BLOCK,
+        bound_id, min_p, BOUNDED or HAS_TOP_K, HAS_MIN_P, BLOCK,
     )  # fmt: skip
     at = parts_ptr + (row * CHUNKS + chunk) * 3
     tl.store(at, top)
@@ -284,8 +303,9 @@ def _finish_kernel(
         logits_at = logits_ptr + row.to(tl.int64) * stride
         while is_open:
             _, token, logit, before = _scan(
-                logits_at, 0, vocab, largest, temperature, key, salt, bound, candidate, True, BLOCK
-            )
+                logits_at, 0, vocab, largest, temperature, key, salt, bound, candidate, 0.0, True, False,
+                BLOCK,
+            )  # fmt: skip
             is_open = before >= allowed
             if is_open:
                 candidate = token
@@ -302,10 +322,15 @@ def sample_rows(
     *,
     all_greedy: bool,
     any_top_p: bool,
+    top_k: torch.Tensor | None = None,
+    min_p: torch.Tensor | None = None,
     num_rounds: int = MAX_ROUNDS,
     num_chunks: int | None = None,
 ) -> torch.Tensor:
-    """The rows' tokens [B] int64, NO_TOKEN where a row's largest logit is not finite. Rows are contiguous."""
+    """The rows' tokens [B] int64, NO_TOKEN where a row's largest logit is not finite. Rows are contiguous.
+
+    Without `top_k` or `min_p` no row has it, and the kernels are those that do not know it.
+    """
     num_rows, vocab = logits.shape
     device = logits.device
     tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
@@ -324,11 +349,16 @@ def sample_rows(
         logits, largest, ids, vocab, chunk_tokens, stride, CHUNKS=chunks, BLOCK=BLOCK, num_warps=4
     )
 
+    bounds, ends = largest, ids  # placeholders that nobody reads
+    if top_k is not None and not all_greedy:
+        bounds, ends = top_k_bounds(logits, top_k, num_chunks=chunks)
+
     def draw(*, is_bounded: bool) -> None:
         _draw_kernel[grid](
             logits, largest, ids, temperature, top_p, seed, position, state, tokens, done, mass, parts,
-            part_ids, vocab, chunk_tokens, stride,
-            CHUNKS=chunks, BOUNDED=is_bounded, BLOCK=BLOCK, num_warps=4,
+            part_ids, bounds, ends, largest if min_p is None else min_p, vocab, chunk_tokens, stride,
+            CHUNKS=chunks, BOUNDED=is_bounded, HAS_TOP_K=top_k is not None and not is_bounded,
+            HAS_MIN_P=min_p is not None and not is_bounded, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
 
     if not all_greedy:

@@ -1,11 +1,11 @@
 """Choose one token a row.
 
     greedy (temperature 0):  argmax of the logits, the lower id of equals
-    else:                    argmax_v p_v / e_v,   p = softmax(logits / temperature) cut to top_k, then top_p,
-                             e_v exponential noise, a hash of (seed, position, v)
+    else:                    argmax_v p_v / e_v,   p = softmax(logits / temperature) cut to min_p, then top_k,
+                             then top_p,   e_v exponential noise, a hash of (seed, position, v)
 
-which draws v with probability p_v. top_p keeps the smallest set, most likely first, whose probability reaches
-it. The noise counts instead of streaming, so a token depends on its request's seed and position and its
+which draws v with probability p_v. min_p keeps what is at least min_p times as likely as the most likely
+token; top_p the smallest set, most likely first, whose share of what the others left reaches it. The noise counts instead of streaming, so a token depends on its request's seed and position and its
 logits only: not on the batch, not on steps before, not on whether the request was preempted between.
 A row whose largest logit is not finite (NaN anywhere, or an overflow) has no distribution: NO_TOKEN.
 
@@ -34,6 +34,8 @@ class SamplingBatch:
     all_greedy: bool
     any_cut: bool  # some row has top_k or top_p
     any_top_k: bool = True  # some row may have top_k
+    any_top_p: bool = True  # some row may have top_p
+    min_p: torch.Tensor | None = None  # [B] float32, 0 keeps all; None: no row has it
 
 
 def sample_reference(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -48,6 +50,8 @@ def sample_reference(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor
     # The maximum is taken off first: a tiny temperature then gives 0 and -inf, never inf - inf.
     scaled = logits - highest
     scaled /= torch.where(is_greedy, 1.0, batch.temperature).unsqueeze(1)
+    if batch.min_p is not None:
+        scaled.masked_fill_(scaled.exp() < batch.min_p.unsqueeze(1), float("-inf"))
     p = _cut(scaled, batch) if batch.any_cut else torch.softmax(scaled, dim=-1)
     drawn = (p / exponential_noise(batch.seed, batch.position, logits.shape[-1])).argmax(dim=-1)
     return torch.where(is_greedy | ~is_finite, greedy, drawn)
@@ -91,7 +95,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         raise ValueError(
             f"sample: parameters {tuple(batch.temperature.shape)} do not fit logits {tuple(logits.shape)}"
         )
-    if logits.device.type == "cpu" or (batch.any_cut and batch.any_top_k) or logits.stride(1) != 1:
+    if logits.device.type == "cpu" or logits.stride(1) != 1:
         return sample_reference(logits, batch)
     return sample_rows(
         logits,
@@ -100,5 +104,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         batch.seed,
         batch.position,
         all_greedy=batch.all_greedy,
-        any_top_p=batch.any_cut,
+        any_top_p=batch.any_cut and batch.any_top_p,
+        top_k=batch.top_k if batch.any_cut and batch.any_top_k else None,
+        min_p=batch.min_p,
     )

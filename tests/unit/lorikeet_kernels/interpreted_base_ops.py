@@ -24,12 +24,14 @@ from lorikeet_kernels.moe_sum import moe_sum_parts_reference, moe_sum_reference,
 from lorikeet_kernels.paged_attention import paged_attention_reference
 from lorikeet_kernels.paged_decode import paged_decode
 from lorikeet_kernels.paged_prefill import paged_prefill
+from lorikeet_kernels.penalties import Penalties, penalize_reference, penalize_rows
 from lorikeet_kernels.rms_norm import norm_rows, rms_norm_reference
 from lorikeet_kernels.sample_rows import sample_rows
 from lorikeet_kernels.sampling import SamplingBatch, sample_reference
 from lorikeet_kernels.testing import TOLERANCE, relative_error
 from lorikeet_kernels.tiling.attention_tiles import DecodeTiles, PrefillTiles
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
+from lorikeet_kernels.top_k_bounds import top_k_bounds, top_k_bounds_reference
 
 _patch_tensor = interpreter._patch_lang_tensor
 
@@ -186,6 +188,77 @@ def check_sampling() -> None:
     assert torch.equal(got, sample_reference(logits, greedy))
 
 
+def check_top_k_bounds() -> None:
+    """Ties over chunks, zeros of both signs, masks, infinities, every size of set, rows that keep all."""
+    rows, vocab = 9, 2600
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(4)) * 3
+    logits[1] = logits[1].round()
+    logits[2] = torch.where(logits[2] > 0, 0.0, -0.0)
+    logits[3, 5:] = float("-inf")
+    logits[4] = 1.0
+    logits[5, 2000] = float("inf")
+    logits[6] = -logits[6].abs() * 1e-30
+    for dtype in (torch.float32, torch.float16):
+        for k in (0, 1, 2, 7, 300, vocab - 1, vocab, vocab + 5):
+            top_k = torch.full((rows,), k)
+            top_k[8] = 0 if k else 3
+            for chunks in (1, 2, 4):
+                got = top_k_bounds(logits.to(dtype), top_k, num_chunks=chunks)
+                expected = top_k_bounds_reference(logits.to(dtype), top_k)
+                assert torch.equal(got[0], expected[0])
+                assert torch.equal(got[1], expected[1])
+
+
+def check_all_cuts() -> None:
+    """top_k, min_p and top_p alone and together, by the reference's ranking; every finish."""
+    rows, vocab = 10, 1500
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(2)) * 2
+    logits[1] = logits[1].round()
+    logits[2, 7] = float("nan")
+    logits[3, 40:] = float("-inf")
+    temperature = torch.tensor([1.0, 1.0, 1.0, 0.7, 0.0, 1.5, 1.0, 2.0, 1e-6, 1.0])
+    all_top_k = torch.tensor([3, 40, 5, 100, 2, 0, 1499, 1, 7, 0])
+    all_min_p = torch.tensor([0.0, 0.05, 0.1, 0.02, 0.9, 0.2, 0.0, 0.01, 0.5, 1.0])
+    all_top_p = torch.tensor([1.0, 0.5, 0.9, 0.3, 0.1, 0.8, 0.05, 0.7, 0.5, 1.0])
+    position = torch.arange(rows) * 77
+    for seed in range(3):
+        for mask in range(1, 8):
+            top_k = all_top_k if mask & 1 else torch.zeros_like(all_top_k)
+            top_p = all_top_p if mask & 2 else torch.ones(rows)
+            min_p = all_min_p if mask & 4 else None
+            batch = SamplingBatch(
+                temperature, top_k, top_p, torch.arange(rows) + 100 * seed, position,
+                all_greedy=False, any_cut=bool(mask & 3), min_p=min_p,
+            )  # fmt: skip
+            expected = sample_reference(logits, batch)
+            for rounds in (0, 3):
+                got = sample_rows(
+                    logits, temperature, top_p, batch.seed, position, all_greedy=False,
+                    any_top_p=bool(mask & 2), top_k=top_k if mask & 1 else None, min_p=min_p,
+                    num_rounds=rounds, num_chunks=2,
+                )  # fmt: skip
+                assert torch.equal(got, expected), (seed, mask, got, expected)
+
+
+def check_penalties() -> None:
+    """Prompt, output, both and neither; masked tokens; rows that are not named stay as they are."""
+    rows, vocab = 5, 3001
+    generator = torch.Generator().manual_seed(6)
+    logits = torch.randn(rows, vocab, generator=generator) * 4
+    logits[:, 9] = float("-inf")
+    counts = torch.randint(0, 9, (7, vocab), generator=generator, dtype=torch.int32)
+    penalties = Penalties(
+        counts, torch.tensor([3, 0, 4]), torch.tensor([6, 2, 0]), torch.tensor([1.3, 0.7, 1.0]),
+        torch.tensor([0.5, -2.0, 0.0]), torch.tensor([0.25, 1.5, -2.0]),
+    )  # fmt: skip
+    expected, got = logits.clone(), logits.clone()
+    penalize_reference(expected, penalties)
+    penalize_rows(got, penalties)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(got[[1, 2]], logits[[1, 2]])
+    assert not torch.equal(got, logits)
+
+
 BLOCK = 4
 
 
@@ -250,6 +323,9 @@ CASES: dict[str, Callable[[], None]] = {
     "expert_blocks": check_expert_blocks,
     "attention_inputs": check_attention_inputs,
     "sampling": check_sampling,
+    "top_k_bounds": check_top_k_bounds,
+    "all_cuts": check_all_cuts,
+    "penalties": check_penalties,
     "row_ops": check_row_ops,
     "expert_gemm": check_expert_gemm,
     "moe_sum": check_moe_sum,
