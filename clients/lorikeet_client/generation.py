@@ -8,7 +8,11 @@ from typing import Any, TypedDict
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen. None leaves a field to the model's own default, which the server documents."""
+    """How tokens are chosen. None leaves a field to the model's own default, which the server documents.
+
+    Names, ranges and meanings are vLLM's. `logit_bias` maps token ids to what is added to their logits.
+    Log-probabilities are the model's own, before anything here changes them.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -22,6 +26,13 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    min_tokens: int | None = None
+    bad_words: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,13 @@ def sampling_params(params: SamplingParams) -> pb.SamplingParams:
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         skip_special_tokens=params.skip_special_tokens,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        min_p=params.min_p,
+        logit_bias=params.logit_bias,
+        min_tokens=params.min_tokens,
+        bad_words=texts(params.bad_words, "bad_words"),
     )
 
 

@@ -1,35 +1,28 @@
 """Inference messages to checked values, and values to messages. Pure; the one place that checks requests."""
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from inference_service.api.convert_prompt import read_prompt
-from inference_service.api.field_errors import check_ids_known, limit_error, refuse
+from inference_service.api.convert_sampling import read_sampling
+from inference_service.api.field_errors import refuse
 from inference_service.api.generation_piece import (
     MAX_REPLY_BYTES,
     GenerationFinish,
     GenerationPiece,
     TokenPiece,
 )
-from inference_service.api.generation_request import GenerationRequest, RequestRules, SamplingRequest
+from inference_service.api.generation_request import GenerationRequest, RequestRules
 from inference_service.api.reply_limits import tokenize_reply_too_large
 from inference_service.domain.adapter import ResidencyTier
 from inference_service.domain.engine import EngineInfo, EngineLimits, EngineStatus
 from inference_service.domain.request import FinishReason
-from inference_service.domain.sampling import SamplingParams
 from lorikeet.inference.v1 import generation_pb2, model_pb2
 from lorikeet_contract.schema import LoraSchema
 from lorikeet_rpc.schema_message import schema_to_message
 
 _REQUEST_ID_RE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_MAX_TEMPERATURE = 2.0
-# Below this, dividing logits overflows float32, and the distribution is one token anyway.
-_GREEDY_BELOW = 1e-4
-# Bounds the matcher's work for each token.
-_MAX_STOP_STRING_LENGTH = 256
-_MAX_STOP_TOKEN_IDS = 1024
 _TOKENS_AT_ONCE = 16_384
 
 _FINISH_REASONS = {
@@ -63,7 +56,7 @@ def generation_request(message: generation_pb2.GenerateRequest, rules: RequestRu
         request_id=request_id(message.request_id) if message.request_id else None,
         adapter=message.adapter if message.HasField("adapter") else None,
         prompt=read_prompt(message, rules.info),
-        sampling=_sampling(message.sampling, rules),
+        sampling=read_sampling(message.sampling, rules),
     )
 
 
@@ -132,87 +125,6 @@ def model_response(info: EngineInfo, instance_id: str, status: EngineStatus) -> 
         lora_schema=schema_to_message(LoraSchema.from_json(info.lora_schema)),
         status=_status(status),
     )
-
-
-def _sampling(message: generation_pb2.SamplingParams, rules: RequestRules) -> SamplingRequest:
-    limits, defaults = rules.info.limits, rules.defaults
-    context = limits.max_context_tokens
-    max_tokens = _at_most("max_tokens", "max_context_tokens", _optional(message, "max_tokens"), context)
-    if max_tokens == 0:
-        refuse("sampling.max_tokens", "0", "ask for at least 1 token, or leave the field out")
-    stop_ids = _stop_token_ids(message.stop_token_ids, rules.info.vocab_size)
-    eos_ids = () if message.ignore_eos else rules.info.eos_token_ids
-    top_k = message.top_k if message.HasField("top_k") else defaults.top_k
-    skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
-    top = min(limits.max_top_logprobs, rules.info.vocab_size)
-    return SamplingRequest(
-        params=SamplingParams(
-            max_tokens=defaults.max_tokens or context,
-            temperature=_temperature(message, defaults.temperature),
-            top_p=_top_p(message, defaults.top_p),
-            top_k=top_k if top_k < rules.info.vocab_size else 0,
-            stop_token_ids=tuple(dict.fromkeys((*eos_ids, *stop_ids))),
-            stop_strings=_stop_strings(message.stop_strings, limits.max_stop_strings),
-            include_stop_string=message.include_stop_string,
-            skip_special_tokens=skip,
-            logprobs=_at_most("logprobs", "max_top_logprobs", _optional(message, "logprobs"), top),
-            prompt_logprobs=_at_most(
-                "prompt_logprobs", "max_top_logprobs", _optional(message, "prompt_logprobs"), top
-            ),
-        ),
-        max_tokens=max_tokens,
-        seed=_optional(message, "seed"),
-    )
-
-
-def _temperature(message: generation_pb2.SamplingParams, default: float) -> float:
-    if not message.HasField("temperature"):
-        return default
-    value = message.temperature
-    if math.isnan(value) or not 0 <= value <= _MAX_TEMPERATURE:
-        refuse("sampling.temperature", f"{value:g}", f"use 0 (greedy) to {_MAX_TEMPERATURE:g}")
-    return value if value >= _GREEDY_BELOW else 0.0
-
-
-def _top_p(message: generation_pb2.SamplingParams, default: float) -> float:
-    if not message.HasField("top_p"):
-        return default
-    if math.isnan(message.top_p) or not 0 < message.top_p <= 1:
-        refuse("sampling.top_p", f"{message.top_p:g}", "use a value above 0, at most 1")
-    return message.top_p
-
-
-def _stop_strings(strings: Sequence[str], maximum: int) -> tuple[str, ...]:
-    _at_most("stop_strings", "max_stop_strings", len(strings), maximum)
-    for index, text in enumerate(strings):
-        field = f"stop_strings[{index}]"
-        if not text:
-            refuse(f"sampling.{field}", "empty", "an empty string would stop everything; leave it out")
-        _at_most(field, "max_stop_string_length", len(text), _MAX_STOP_STRING_LENGTH)
-    return tuple(dict.fromkeys(strings))
-
-
-def _stop_token_ids(ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    _at_most("stop_token_ids", "max_stop_token_ids", len(ids), _MAX_STOP_TOKEN_IDS)
-    if ids:
-        check_ids_known("sampling.stop_token_ids", list(ids), vocab_size)
-    return tuple(ids)
-
-
-def _optional(message: generation_pb2.SamplingParams, field: str) -> int | None:
-    return getattr(message, field) if message.HasField(field) else None  # pyright: ignore[reportArgumentType]
-
-
-def _at_most(field: str, limit: str, value: int | None, maximum: int) -> int | None:
-    if value is not None and value > maximum:
-        raise limit_error(
-            f"sampling.{field} is {value}; this server's {limit} is {maximum}",
-            f"sampling.{field}",
-            limit,
-            value,
-            maximum,
-        )
-    return value
 
 
 def _shown(text: str) -> str:

@@ -61,18 +61,26 @@ class SamplingRequest:
     """Sampling with defaults filled in, as far as that needs no prompt length.
 
     `params.max_tokens` and `params.seed` count only where `max_tokens` and `seed` are None: the first is then
-    the most that the model's defaults allow, the second is drawn.
+    the most that the model's defaults allow, the second is drawn. `bad_words` are text still.
     """
 
     params: SamplingParams
     max_tokens: int | None = None
     seed: int | None = None
+    bad_words: tuple[str, ...] = ()
 
-    def resolve(self, num_prompt_tokens: int, max_context_tokens: int, drawn_seed: int) -> SamplingParams:
-        """Fit the output into what the prompt leaves of the context.
+    def resolve(
+        self,
+        num_prompt_tokens: int,
+        max_context_tokens: int,
+        drawn_seed: int,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+    ) -> SamplingParams:
+        """Fit the output into what the prompt leaves of the context; `bad_words` are the request's tokens.
 
         Raises:
-            LimitExceededError: the prompt fills the context, or `max_tokens` asks for more than is left.
+            LimitExceededError: the prompt fills the context, `max_tokens` asks for more than is left, or
+                `min_tokens` for more than that.
         """
         room = max_context_tokens - num_prompt_tokens
         if room < 1:
@@ -89,10 +97,23 @@ class SamplingRequest:
                     "maximum": str(room),
                 },
             )
+        max_tokens = self.max_tokens if self.max_tokens is not None else min(room, self.params.max_tokens)
+        if self.params.min_tokens > max_tokens:
+            raise LimitExceededError(
+                f"sampling.min_tokens is {self.params.min_tokens}, more than the {max_tokens} tokens that "
+                "this request may have",
+                metadata={
+                    "field": "sampling.min_tokens",
+                    "limit": "max_tokens",
+                    "value": str(self.params.min_tokens),
+                    "maximum": str(max_tokens),
+                },
+            )
         return dataclasses.replace(
             self.params,
-            max_tokens=self.max_tokens if self.max_tokens is not None else min(room, self.params.max_tokens),
+            max_tokens=max_tokens,
             seed=self.seed if self.seed is not None else drawn_seed,
+            bad_words=bad_words,
         )
 
 

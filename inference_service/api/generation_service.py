@@ -155,7 +155,8 @@ class GenerationService:
         context = self._engine.info.limits.max_context_tokens
         if not ids:
             raise too_long(0, context)
-        sampling = request.sampling.resolve(len(ids), context, secrets.randbits(64))
+        bad_words = await self._encoder.bad_words(request.sampling.bad_words)
+        sampling = request.sampling.resolve(len(ids), context, secrets.randbits(64), bad_words)
         check_prompt_logprobs(request, len(ids))
         if deadline_s is not None and deadline_s <= time.monotonic():
             raise DeadlineError("the deadline passed before the request was accepted")

@@ -1,7 +1,7 @@
 """Prompts to token ids, away from the event loop where that takes long."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from tokenizers import Encoding
@@ -10,6 +10,7 @@ from inference_service.api.field_errors import limit_error
 from inference_service.api.generation_request import ChatPrompt, TextPrompt, too_long
 from inference_service.api.reply_limits import MAX_TOKENIZE_TOKENS, tokenize_reply_too_large
 from inference_service.domain.errors import LimitExceededError
+from inference_service.text.bad_words import bad_word_tokens
 from inference_service.text.chat_template import ChatTemplate
 from inference_service.text.tokenizer import Tokenizer
 
@@ -48,6 +49,12 @@ class PromptEncoder:
             InvalidRequestError, LimitExceededError: as `encode`, but the context counts in bytes only.
         """
         return await self._run(prompt, self._tokenize)
+
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that must not be completed."""
+        if sum(map(len, words)) <= _INLINE_CHARACTERS:
+            return bad_word_tokens(self.tokenizer, words)
+        return await asyncio.to_thread(bad_word_tokens, self.tokenizer, words)
 
     async def _run(self, prompt: TextPrompt | ChatPrompt, work: Callable[[TextPrompt | ChatPrompt], T]) -> T:
         turns = prompt.turns if isinstance(prompt, ChatPrompt) else ()

@@ -10,7 +10,7 @@ from inference_service.domain.step import ModelRunnerOutput, SampledRequest, Sch
 from inference_service.execution.batch_builder import BatchBuilder, BatchRequest
 from inference_service.execution.device_copy import to_device
 from inference_service.execution.request_table import RequestTable
-from inference_service.execution.sampler import logprobs_of, sample_tokens
+from inference_service.execution.sampler import TokenSampler, logprobs_of
 from inference_service.layers.batch import ForwardBatch, LoraBatch
 from inference_service.layers.decoder import Decoder
 
@@ -25,6 +25,7 @@ class BatchModelRunner:
         self._model = model
         self._table = table
         self._builder = builder
+        self._sampler = TokenSampler(table)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -57,9 +58,7 @@ class BatchModelRunner:
             return {}
         states = [requests[index].state for index in samplers]
         logits = self._logits([requests[index].end - 1 for index in samplers], requests, batch, hidden)
-        token_ids, logprobs = sample_tokens(
-            logits, [state.sampling for state in states], [state.num_tokens for state in states]
-        )
+        token_ids, logprobs = self._sampler.sample(logits, states)
         for state, token_id in zip(states, token_ids, strict=True):
             self._table.append(state, token_id)
         return {

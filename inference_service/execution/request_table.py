@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inference_service.domain.sampling import SamplingParams
 from inference_service.domain.step import NewRequest, ScheduledRequest
+
+_NO_BIAS = (np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 @dataclass(slots=True)
@@ -18,6 +21,15 @@ class RequestState:
     num_prompt_tokens: int
     num_tokens: int
     num_blocks: int
+    # Whether the sampler has to change this request's logits, and whether its tokens are in the counts then.
+    changes_logits: bool = False
+    is_counted: bool = False
+    bias: tuple[NDArray[np.int64], NDArray[np.float32]] = _NO_BIAS
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far, also before a preemption."""
+        return self.num_tokens - self.num_prompt_tokens
 
 
 class RequestTable:
@@ -43,8 +55,9 @@ class RequestTable:
         self.tokens[row, : len(new.token_ids)] = new.token_ids
         self.blocks[row, : len(new.block_ids)] = new.block_ids
         self._states[new.request_id] = RequestState(
-            row, new.slot, new.sampling, new.num_prompt_tokens, len(new.token_ids), len(new.block_ids)
-        )
+            row, new.slot, new.sampling, new.num_prompt_tokens, len(new.token_ids), len(new.block_ids),
+            changes_logits=new.sampling.changes_logits, bias=_bias(new.sampling),
+        )  # fmt: skip
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids are fine (it may have ended before it was ever scheduled)."""
@@ -65,3 +78,11 @@ class RequestTable:
         """Record a sampled token."""
         self.tokens[state.row, state.num_tokens] = token_id
         state.num_tokens += 1
+
+
+def _bias(sampling: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Token ids and what their logits get."""
+    if not sampling.logit_bias:
+        return _NO_BIAS
+    token_ids, values = zip(*sampling.logit_bias, strict=True)
+    return np.array(token_ids, np.int64), np.array(values, np.float32)

@@ -8,6 +8,8 @@ import torch
 from inference_service.domain.request import TokenLogprobs
 from inference_service.domain.sampling import SamplingParams
 from inference_service.execution.device_copy import to_device
+from inference_service.execution.logit_changes import LogitChanges
+from inference_service.execution.request_table import RequestState, RequestTable
 from lorikeet_kernels.logprobs import token_logprobs
 from lorikeet_kernels.sampling import SamplingBatch, sample
 
@@ -33,27 +35,42 @@ def sampling_batch(
         all_greedy=all(p.temperature == 0 for p in params),
         any_cut=any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params),
         any_top_k=any(p.temperature > 0 and p.top_k > 0 for p in params),
+        any_top_p=any(p.temperature > 0 and p.top_p < 1 for p in params),
+        min_p=tensor([p.min_p for p in params], torch.float32)
+        if any(p.temperature > 0 and p.min_p > 0 for p in params)
+        else None,
     )
 
 
-def sample_tokens(
-    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
-) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """One token for each row of `logits` [N, V], and its log-probabilities where the request wants them.
+class TokenSampler:
+    """Samples the table's requests. One caller: the model runner."""
 
-    Rows that are not finite get NO_TOKEN.
-    """
-    chosen = sample(logits, sampling_batch(params, positions, logits.device))
-    wanted = [p.logprobs for p in params]
-    logprobs: list[TokenLogprobs | None] = [None] * len(params)
-    rows = [row for row, count in enumerate(wanted) if count is not None]
-    if rows:
-        index = to_device(torch.tensor(rows), logits.device)
-        counts = [wanted[row] or 0 for row in rows]
-        found = logprobs_of(logits[index], chosen[index].clamp(min=0), counts)
-        for row, value in zip(rows, found, strict=True):
-            logprobs[row] = value
-    return chosen.tolist(), logprobs
+    def __init__(self, table: RequestTable) -> None:
+        self._changes = LogitChanges(table)
+
+    def sample(
+        self, logits: torch.Tensor, states: Sequence[RequestState]
+    ) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """One token for each row of `logits` [N, V], and its log-probabilities where the request wants them.
+
+        Log-probabilities are of `logits` as given: the model's own, before biases, masks, penalties,
+        temperature and cuts. Rows that are not finite get NO_TOKEN.
+        """
+        params = [state.sampling for state in states]
+        positions = [state.num_tokens for state in states]
+        scores = self._changes.apply(logits, states)
+        chosen = sample(scores, sampling_batch(params, positions, logits.device))
+        self._changes.count(chosen, states)
+        wanted = [p.logprobs for p in params]
+        logprobs: list[TokenLogprobs | None] = [None] * len(params)
+        rows = [row for row, count in enumerate(wanted) if count is not None]
+        if rows:
+            index = to_device(torch.tensor(rows), logits.device)
+            counts = [wanted[row] or 0 for row in rows]
+            found = logprobs_of(logits[index], chosen[index].clamp(min=0), counts)
+            for row, value in zip(rows, found, strict=True):
+                logprobs[row] = value
+        return chosen.tolist(), logprobs
 
 
 def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import cast
 
 _MAX_INTEGER = 2**31 - 1
+# Logits times or divided by these stay far from float32's end.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
 
 
 class GenerationConfigError(ValueError):
@@ -24,6 +26,8 @@ class SamplingDefaults:
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     @staticmethod
     def from_directory(model_dir: Path) -> "SamplingDefaults":
@@ -54,6 +58,10 @@ def _read(config: object) -> SamplingDefaults:
         top_p=_number(fields, "top_p", 1.0, 1e-6, 1.0),
         top_k=0 if top_k is None else max(0, top_k),
         max_tokens=_integer(fields, "max_new_tokens", 1),
+        min_p=_number(fields, "min_p", 0.0, 0.0, 1.0),
+        repetition_penalty=_number(
+            fields, "repetition_penalty", 1.0, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+        ),
     )
 
 

@@ -26,12 +26,13 @@ class StopStringMatcher:
         self._max_length = max(map(len, stop_strings), default=0)
         self._held = ""
 
-    def push(self, text: str) -> StopScan:
-        """Take a piece of text; returns what is safe to show."""
+    def push(self, text: str, *, may_stop: bool = True) -> StopScan:
+        """Take a piece of text; returns what is safe to show. Only if it `may_stop` can it complete any."""
         if not self._stop_strings or not text:
             return StopScan(text)
+        num_before = len(self._held)
         text = self._held + text
-        found = self._first_complete(text)
+        found = self._first_complete(text, num_before) if may_stop else None
         if found is not None:
             start, stop_string = found
             self._held = ""
@@ -46,9 +47,16 @@ class StopStringMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _first_complete(self, text: str) -> tuple[int, str] | None:
-        """Start and value of the stop string that ends first; the longest of those that end together."""
-        hits = [(start + len(s), start, s) for s in self._stop_strings if (start := text.find(s)) >= 0]
+    def _first_complete(self, text: str, num_before: int) -> tuple[int, str] | None:
+        """Start and value of the stop string that ends first behind the first `num_before` characters.
+
+        The longest of those that end together.
+        """
+        hits = [
+            (start + len(s), start, s)
+            for s in self._stop_strings
+            if (start := text.find(s, max(0, num_before - len(s) + 1))) >= 0
+        ]
         return min(hits)[1:] if hits else None
 
     def _undecided(self, text: str) -> int:

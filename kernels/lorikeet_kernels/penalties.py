@@ -7,8 +7,9 @@ in this order, as vLLM and (the second line) OpenAI define them. Counts are a ro
 that has penalties, kept on the device from step to step: a list of a request's tokens would have to be made
 unique and copied again in every step, at the length of its context.
 
-Shapes: logits [B, V] float32, changed in the N given rows; counts [P, V] int32, twice the count in the output,
-plus 1 for a token of the prompt; rows, slots [N] int64 index logits and counts; penalties [N] float32.
+Shapes: logits [B, V] float32, changed in the N given rows; counts [P, V] int32, twice the count in the
+output, plus 1 for a token of the prompt; rows and slots [N] int64, of logits and of counts; penalties [N]
+float32.
 int32, since a context may hold one token more often than 32,767 times.
 """
 

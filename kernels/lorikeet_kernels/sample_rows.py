@@ -10,7 +10,7 @@ A row's vocabulary is scanned in chunks, a program each:
    parallel the rows that are left are finished by one program each.
 
 With top_k the first scan goes over what ranks before the end that `top_k_bounds` finds; with min_p over what
-weighs at least that much. Both cut the ranking at its end, so whatever ranks before a candidate is in them too.
+weighs at least that much. Both cut the ranking's end off: what ranks before a candidate is in them too.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.

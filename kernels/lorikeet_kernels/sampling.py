@@ -5,8 +5,9 @@
                              then top_p,   e_v exponential noise, a hash of (seed, position, v)
 
 which draws v with probability p_v. min_p keeps what is at least min_p times as likely as the most likely
-token; top_p the smallest set, most likely first, whose share of what the others left reaches it. The noise counts instead of streaming, so a token depends on its request's seed and position and its
-logits only: not on the batch, not on steps before, not on whether the request was preempted between.
+token; top_p the smallest set, most likely first, whose share of what the others left reaches it. The noise
+counts instead of streaming, so a token depends on its request's seed and position and its logits only: not on
+the batch, not on steps before, not on whether the request was preempted between.
 A row whose largest logit is not finite (NaN anywhere, or an overflow) has no distribution: NO_TOKEN.
 
 Shapes: logits [B, V] any float dtype; parameters [B]; result [B] int64. All arithmetic is float32.

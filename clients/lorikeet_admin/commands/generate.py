@@ -41,10 +41,22 @@ def generate(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option()] = None,
     top_k: Annotated[int | None, typer.Option(min=0, max=2**32 - 1)] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Keep tokens at least so many times as likely as the best.")
+    ] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="-2 to 2, over the output.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="-2 to 2, over the output.")] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: less of what prompt and output have.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, max=2**32 - 1, help="Most tokens to generate.")
     ] = None,
+    min_tokens: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="Tokens before anything stops the text.")
+    ] = None,
+    bad_word: Annotated[list[str] | None, typer.Option(help="Not generated; repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
     stop_token: Annotated[list[int] | None, typer.Option(help="Stop at this token id; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
@@ -77,6 +89,12 @@ def generate(
             stop_strings=stop or (),
             stop_token_ids=stop_token or (),
             logprobs=logprobs,
+            min_p=min_p,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            repetition_penalty=repetition_penalty,
+            min_tokens=min_tokens,
+            bad_words=bad_word or (),
         ),
     )
     if adapter is not None:

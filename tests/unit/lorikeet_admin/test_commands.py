@@ -271,7 +271,9 @@ def test_generate_streams_text(run: Run, fakes: FakeServices) -> None:
             "--stop-token",
             "4",
         ),
-        *("--ignore-eos", "--request-id", "r"),
+        *("--ignore-eos", "--request-id", "r", "--min-p", "0.25", "--presence-penalty", "-1"),
+        *("--frequency-penalty", "0.5", "--repetition-penalty", "1.5", "--min-tokens", "2"),
+        *("--bad-word", "no", "--bad-word", "never"),
     )
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "onetwo\n"
@@ -289,6 +291,12 @@ def test_generate_streams_text(run: Run, fakes: FakeServices) -> None:
         ignore_eos=True,
         stop_strings=["x", "y"],
         stop_token_ids=[4],
+        min_p=0.25,
+        presence_penalty=-1,
+        frequency_penalty=0.5,
+        repetition_penalty=1.5,
+        min_tokens=2,
+        bad_words=["no", "never"],
     )
 
 

@@ -26,6 +26,13 @@ PARAMS = lk.SamplingParams(
     logprobs=0,
     prompt_logprobs=2,
     skip_special_tokens=False,
+    presence_penalty=0.0,
+    frequency_penalty=-0.5,
+    repetition_penalty=1.5,
+    min_p=0.25,
+    logit_bias={3: -1.5, 0: 100.0},
+    min_tokens=0,
+    bad_words=["no"],
 )
 
 
@@ -82,6 +89,13 @@ async def test_the_request_carries_every_parameter(both: Any, fakes: FakeService
         logprobs=0,
         prompt_logprobs=2,
         skip_special_tokens=False,
+        presence_penalty=0.0,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.5,
+        min_p=0.25,
+        logit_bias={3: -1.5, 0: 100.0},
+        min_tokens=0,
+        bad_words=["no"],
     )
     assert {field.name for field in pb.SamplingParams.DESCRIPTOR.fields} == set(PARAMS.__dataclass_fields__)
 

@@ -8,6 +8,7 @@ import torch
 
 from lorikeet_kernels.logprobs import token_logprobs
 from lorikeet_kernels.sampling import NO_TOKEN, SamplingBatch, exponential_noise, sample
+from tests.support.sampling_reference import kept
 
 
 def make_batch(
@@ -16,6 +17,7 @@ def make_batch(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float | None = None,
     seeds: list[int] | None = None,
     positions: list[int] | None = None,
 ) -> SamplingBatch:
@@ -28,6 +30,7 @@ def make_batch(
         position=torch.tensor(positions or list(range(rows))),
         all_greedy=temperature == 0,
         any_cut=top_k > 0 or top_p < 1,
+        min_p=None if min_p is None else torch.full((rows,), min_p),
     )
 
 
@@ -94,6 +97,27 @@ def test_top_k_and_top_p_cut() -> None:
     # Of the three kept by top_k the first two reach 0.8.
     assert (frequencies(logits, 5000, top_k=3, top_p=0.8) > 0).tolist() == [True, True, False, False, False]
     assert frequencies(logits, 20_000, top_k=2)[0] == pytest.approx(4 / 7, abs=0.015)
+
+
+@pytest.mark.parametrize("min_p", [None, 0.0, 0.02, 0.3, 1.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.7), (6, 0.8)])
+def test_what_is_kept_is_the_loops(min_p: float | None, top_k: int, top_p: float) -> None:
+    """min_p, then top_k, then top_p of what is left, in its own shares."""
+    logits = torch.randn(30, generator=torch.Generator().manual_seed(7)) * 2
+    expected = kept(logits.tolist(), 1.4, min_p=min_p or 0.0, top_k=top_k, top_p=top_p)
+    settings = {"temperature": 1.4, "top_k": top_k, "top_p": top_p}
+    seen = frequencies(logits, 20_000, **settings if min_p is None else settings | {"min_p": min_p})
+    assert set(seen.nonzero().flatten().tolist()) <= set(expected)
+    for token, share in expected.items():
+        assert float(seen[token]) == pytest.approx(share, abs=0.02)
+
+
+def test_a_min_p_of_nothing_changes_nothing() -> None:
+    """Rows beside one that has it draw what they draw without."""
+    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(3))
+    for top_k in (0, 20):
+        plain = make_batch(50, top_k=top_k)
+        assert torch.equal(sample(logits, plain), sample(logits, replace(plain, min_p=torch.zeros(50))))
 
 
 def test_top_p_smaller_than_any_keeps_the_best() -> None:

@@ -30,7 +30,7 @@ from lorikeet_contract.status import ServiceError
 from tests.support.fake_engine import EOS, make_info
 
 INFO = make_info()
-DEFAULTS = SamplingDefaults(temperature=0.75, top_p=0.5, top_k=3, max_tokens=77)
+DEFAULTS = SamplingDefaults(0.75, top_p=0.5, top_k=3, max_tokens=77, min_p=0.125, repetition_penalty=1.25)
 RULES = RequestRules(INFO, DEFAULTS)
 
 
@@ -72,6 +72,13 @@ _valid_sampling = st.fixed_dictionaries(
         "logprobs": st.integers(0, INFO.limits.max_top_logprobs),
         "prompt_logprobs": st.integers(0, INFO.limits.max_top_logprobs),
         "skip_special_tokens": st.booleans(),
+        "presence_penalty": st.floats(-2, 2, width=32),
+        "frequency_penalty": st.floats(-2, 2, width=32),
+        "repetition_penalty": st.floats(0.125, 1000, width=32),
+        "min_p": st.floats(0, 1, width=32),
+        "logit_bias": st.dictionaries(st.integers(0, 299), st.floats(-100, 100, width=32), max_size=5),
+        "min_tokens": st.integers(0, 2**32 - 1),
+        "bad_words": st.lists(st.text(min_size=1, max_size=256).filter(str.strip), max_size=4, unique=True),
     },
 )
 
@@ -89,12 +96,21 @@ def test_sampling_fields(asked: dict[str, Any]) -> None:
         "skip_special_tokens": True,
         "logprobs": None,
         "prompt_logprobs": None,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": DEFAULTS.repetition_penalty,
+        "min_p": DEFAULTS.min_p,
+        "min_tokens": 0,
     }.items():
         assert getattr(params, name) == asked.get(name, default), name
     assert (parsed.max_tokens, parsed.seed) == (asked.get("max_tokens"), asked.get("seed"))
     assert params.stop_strings == tuple(asked.get("stop_strings", ()))
     eos = () if asked.get("ignore_eos") else (EOS,)
     assert params.stop_token_ids == (*eos, *asked.get("stop_token_ids", ()))
+    held_back = (EOS, *asked.get("stop_token_ids", ())) if asked.get("min_tokens") else ()
+    assert params.held_back_token_ids == held_back
+    assert params.logit_bias == tuple(sorted(asked.get("logit_bias", {}).items()))
+    assert parsed.bad_words == tuple(asked.get("bad_words", ()))
     known = {f.name for f in generation_pb2.SamplingParams.DESCRIPTOR.fields}
     assert known == set(_SAMPLING_FIELDS), "a new field needs its place in this test"
 
@@ -102,6 +118,8 @@ def test_sampling_fields(asked: dict[str, Any]) -> None:
 _SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "seed", "max_tokens", "ignore_eos", "stop_strings", "stop_token_ids",
     "include_stop_string", "logprobs", "prompt_logprobs", "skip_special_tokens",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "logit_bias", "min_tokens",
+    "bad_words",
 )  # fmt: skip
 
 
@@ -118,6 +136,17 @@ _SAMPLING_FIELDS = (
         ({"top_p": math.nan}, "sampling.top_p"),
         ({"max_tokens": 0}, "sampling.max_tokens"),
         ({"stop_strings": ["a", ""]}, "sampling.stop_strings[1]"),
+        ({"presence_penalty": 2.01}, "sampling.presence_penalty"),
+        ({"frequency_penalty": -2.01}, "sampling.frequency_penalty"),
+        ({"frequency_penalty": math.nan}, "sampling.frequency_penalty"),
+        ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+        ({"repetition_penalty": math.inf}, "sampling.repetition_penalty"),
+        ({"min_p": -0.1}, "sampling.min_p"),
+        ({"min_p": 1.5}, "sampling.min_p"),
+        ({"logit_bias": {1: 0, 7: 100.5}}, "sampling.logit_bias[7]"),
+        ({"logit_bias": {7: math.nan}}, "sampling.logit_bias[7]"),
+        ({"bad_words": ["a", " "]}, "sampling.bad_words[1]"),
+        ({"min_tokens": 1, "stop_token_ids": range(300)}, "sampling.min_tokens"),
     ],
 )
 def test_invalid_sampling(sampling: dict[str, Any], field: str) -> None:
@@ -138,6 +167,10 @@ def test_invalid_sampling(sampling: dict[str, Any], field: str) -> None:
         ({"stop_strings": ["x" * 257]}, "max_stop_string_length", 257, 256),
         ({"stop_token_ids": [0] * 1025}, "max_stop_token_ids", 1025, 1024),
         ({"stop_token_ids": [1, 300]}, "vocab_size", 300, 299),
+        ({"logit_bias": {1: 1.0, 300: 1.0}}, "vocab_size", 300, 299),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "max_logit_bias_tokens", 1025, 1024),
+        ({"bad_words": ["x"] * 129}, "max_bad_words", 129, 128),
+        ({"bad_words": ["x" * 257]}, "max_bad_word_length", 257, 256),
     ],
 )
 def test_limits_are_named(sampling: dict[str, Any], limit: str, value: int, maximum: int) -> None:
@@ -253,6 +286,18 @@ def test_output_fits_into_the_context(prompt: int, context: int, asked: int | No
     assert resolved.max_tokens == (asked if asked is not None else min(context - prompt, 77))
     assert prompt + resolved.max_tokens <= context
     assert resolved.seed == 5
+
+
+@pytest.mark.parametrize(("asked", "maximum"), [({"max_tokens": 5}, 5), ({}, 77)])
+def test_min_tokens_fit_into_max_tokens(asked: dict[str, int], maximum: int) -> None:
+    """One more than the request may have is refused by name, whoever set the maximum."""
+    fits = convert.generation_request(request(**asked, min_tokens=maximum), RULES).sampling
+    assert fits.resolve(3, 1000, 0).min_tokens == maximum
+    wanted = convert.generation_request(request(**asked, min_tokens=maximum + 1), RULES).sampling
+    with pytest.raises(LimitExceededError) as caught:
+        wanted.resolve(3, 1000, 0)
+    assert caught.value.metadata["field"] == "sampling.min_tokens"
+    assert caught.value.metadata["maximum"] == str(maximum)
 
 
 FULL_FINISH = GenerationFinish(

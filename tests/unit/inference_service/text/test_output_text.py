@@ -142,6 +142,43 @@ def test_a_stop_string_inside_a_character_s_bytes() -> None:
     assert scans[-1].stop_string == "東京"
 
 
+@given(
+    st.lists(st.text(alphabet="ab", max_size=4), max_size=8),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.integers(0, 5),
+)
+def test_min_tokens_come_before_any_stop_string(pieces: list[str], stops: list[str], min_tokens: int) -> None:
+    """As if looked for after every character of the later pieces: one may begin before and end there."""
+    text = "".join(pieces)
+    early = len("".join(pieces[:min_tokens]))
+    expected: tuple[str, str | None] = (text, None)
+    for end in range(early + 1, len(text) + 1):
+        if ending := [s for s in stops if text[:end].endswith(s)]:
+            stop = max(ending, key=len)
+            expected = (text[: end - len(stop)], stop)
+            break
+    matcher = StopStringMatcher(stops, include_stop_string=False)
+    shown, found = "", None
+    for index, piece in enumerate(pieces):
+        scan = matcher.push(piece, may_stop=index >= min_tokens)
+        shown, found = shown + scan.text, scan.stop_string
+        if found is not None:
+            break
+    else:
+        shown += matcher.finish()
+    assert found == expected[1]
+    # Text shown before the stop string may begin is shown for good; no more of it than that is.
+    assert shown == expected[0]
+
+
+def test_min_tokens_of_a_request() -> None:
+    """The same through the tokens; the third completes the string."""
+    text = OutputText(_BYTES, SamplingParams(max_tokens=9, stop_strings=("aa",), min_tokens=2))
+    scans = [text.push(ord("a")) for _ in range(3)]
+    assert "".join(scan.text for scan in scans) == "a"
+    assert [scan.stop_string for scan in scans] == [None, None, "aa"]
+
+
 def test_held_text_is_shown_at_the_end() -> None:
     """The beginning of a stop string that never completed belongs to the answer."""
     text = OutputText(_BYTES, SamplingParams(max_tokens=9, stop_strings=("STOP",)))

@@ -25,6 +25,12 @@ def test_values_and_gaps(tmp_path: Path) -> None:
     assert _read(tmp_path, config) == SamplingDefaults(0.6, 1.0, 20, 64)
 
 
+def test_repetition_penalty_and_min_p(tmp_path: Path) -> None:
+    """The other two that vLLM takes."""
+    read = _read(tmp_path, {"repetition_penalty": 1.1, "min_p": 0.05})
+    assert (read.repetition_penalty, read.min_p) == (1.1, 0.05)
+
+
 def test_do_sample_false_is_greedy(tmp_path: Path) -> None:
     """Only an explicit false: Hugging Face leaves the key out where it was not chosen."""
     assert _read(tmp_path, {"do_sample": False, "temperature": 0.7}).temperature == 0.0
@@ -45,6 +51,8 @@ def test_whole_floats_and_minus_one(tmp_path: Path) -> None:
     [
         ("temperature", ("hot", -1, True, "0.5", float("nan"), 10**400, [1])),
         ("top_p", (0, 1.5, float("inf"))),
+        ("min_p", (-0.1, 1.5, "none")),
+        ("repetition_penalty", (0, -1.0, 1001, float("nan"), True)),
         ("top_k", ("many", 1.5, -2, True, float("inf"), float("nan"), 10**30)),
         ("max_new_tokens", ("abc", 6.5, True, 0, -5, [], {}, float("inf"), 10**30)),
     ],
