@@ -33,6 +33,13 @@ def unpacked(weights: Weights) -> Weights:
 
 def logprobs(config: dict[str, Any], weights: Weights, tokens: list[int]) -> np.ndarray:
     """Log-probabilities [T, V] at every position."""
+    shifted = logits(config, weights, tokens)
+    shifted -= shifted.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def logits(config: dict[str, Any], weights: Weights, tokens: list[int]) -> np.ndarray:
+    """Logits [T, V] at every position."""
     w = {name: value.astype(np.float64) for name, value in weights.items()}
     eps = config["rms_norm_eps"]
     x = w["model.embed_tokens.weight"][tokens]
@@ -43,9 +50,7 @@ def logprobs(config: dict[str, Any], weights: Weights, tokens: list[int]) -> np.
         x = x + _attention(config, w, f"{p}.self_attn", normed, window)
         normed = _norm(x, w[f"{p}.post_attention_layernorm.weight"], eps)
         x = x + np.stack([_moe(config, w, f"{p}.mlp", row) for row in normed])
-    logits = _norm(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return _norm(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
 
 
 def greedy(config: dict[str, Any], weights: Weights, tokens: list[int], count: int) -> list[int]:
