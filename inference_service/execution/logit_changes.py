@@ -102,17 +102,15 @@ class LogitChanges:
 
 
 def _penalties(counts: torch.Tensor, rows: Sequence[int], states: Sequence[RequestState]) -> Penalties:
-    index = _tensor([(row, states[row].row) for row in rows], torch.int64, counts.device)
-    params = [states[row].sampling for row in rows]
-    values = _tensor(
-        [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params],
-        torch.float32,
-        counts.device,
-    )
+    params, device = [states[row].sampling for row in rows], counts.device
+    # A tensor each: kernels are compiled for where a tensor begins, and a column may begin anywhere.
     return Penalties(
         counts,
-        *(index[:, column].contiguous() for column in range(2)),
-        *(values[:, column].contiguous() for column in range(3)),
+        rows=_tensor(rows, torch.int64, device),
+        slots=_tensor([states[row].row for row in rows], torch.int64, device),
+        repetition=_tensor([p.repetition_penalty for p in params], torch.float32, device),
+        frequency=_tensor([p.frequency_penalty for p in params], torch.float32, device),
+        presence=_tensor([p.presence_penalty for p in params], torch.float32, device),
     )
 
 

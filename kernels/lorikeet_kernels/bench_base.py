@@ -26,6 +26,7 @@ from lorikeet_kernels.moe_experts import ExpertProjection, moe_experts
 from lorikeet_kernels.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.mxfp4_layout import lay_out_mxfp4
 from lorikeet_kernels.paged_attention import paged_attention
+from lorikeet_kernels.penalties import Penalties, penalize
 from lorikeet_kernels.rms_norm import rms_norm
 from lorikeet_kernels.routing import route_softmax
 from lorikeet_kernels.sampling import SamplingBatch, sample
@@ -145,22 +146,35 @@ def bench_attention(heads: int, kv_heads: int, dim: int) -> Iterator[Row]:
 
 
 def bench_sampling(rows: int = 64, vocab: int = 201_088) -> Iterator[Row]:
-    """Greedy, drawn from all, and from the 0.9 nucleus, bf16 logits."""
+    """Greedy, drawn from all, from what each cut leaves, bf16 logits; penalties, float32."""
     logits = [torch.randn(rows, vocab, device="cuda").mul_(3).to(BF16) for _ in range(6)]
     index = torch.arange(rows, device="cuda")
-    for name, temperature, top_p in (("greedy", 0.0, 1.0), ("drawn", 1.0, 1.0), ("top-p 0.9", 1.0, 0.9)):
+    for name, temperature, top_p, top_k, min_p in (
+        ("greedy", 0.0, 1.0, 0, 0.0),
+        ("drawn", 1.0, 1.0, 0, 0.0),
+        ("top-p 0.9", 1.0, 0.9, 0, 0.0),
+        ("top-k 50", 1.0, 1.0, 50, 0.0),
+        ("min-p 0.05", 1.0, 1.0, 0, 0.05),
+    ):
         batch = SamplingBatch(
             temperature=torch.full((rows,), temperature, device="cuda"),
-            top_k=torch.zeros_like(index),
+            top_k=torch.full_like(index, top_k),
             top_p=torch.full((rows,), top_p, device="cuda"),
             seed=index,
             position=index,
             all_greedy=temperature == 0,
-            any_cut=top_p < 1,
-            any_top_k=False,
+            any_cut=top_p < 1 or top_k > 0,
+            any_top_k=top_k > 0,
+            any_top_p=top_p < 1,
+            min_p=torch.full((rows,), min_p, device="cuda") if min_p else None,
         )
         calls = [lambda x=x, batch=batch: sample(x, batch) for x in logits]
         yield _row(f"sampling {name} {rows}x{vocab}", calls, 2.0 * rows * vocab)
+    scores, ones = torch.randn(rows, vocab, device="cuda"), torch.ones(rows, device="cuda")
+    seen = torch.randint(0, 1000, (rows, vocab), device="cuda") == 0
+    penalties = Penalties(seen.to(torch.int32) * 2, index, index, ones * 1.1, ones / 2, ones / 2)
+    calls = [lambda: penalize(scores, penalties)] * 6
+    yield _row(f"penalties {rows}x{vocab}, a token in 1000 seen", calls, 4.0 * rows * vocab)
 
 
 def bench_small() -> Iterator[Row]:

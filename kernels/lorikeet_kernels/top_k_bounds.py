@@ -53,6 +53,8 @@ def _count_kernel(
         return
     begin = chunk * chunk_tokens
     end = tl.minimum(begin + chunk_tokens, vocab)
+    if SHIFT < 24:
+        known = tl.load(keys_ptr + row).to(tl.uint32)
     counts = tl.zeros([_BINS], tl.int32)
     for start in range(begin, end, BLOCK):
         token = start + tl.arange(0, BLOCK)
@@ -60,7 +62,7 @@ def _count_kernel(
         key = _keys(x.to(tl.float32))
         asked = token < end
         if SHIFT < 24:
-            asked = asked & ((key >> (SHIFT + 8)) == tl.load(keys_ptr + row).to(tl.uint32))
+            asked = asked & ((key >> (SHIFT + 8)) == known)
         if tl.max(asked.to(tl.int32), axis=0) > 0:
             counts += tl.histogram(((key >> SHIFT) & 255).to(tl.int32), _BINS, mask=asked)
     tl.store(counts_ptr + (row * CHUNKS + chunk) * _BINS + tl.arange(0, _BINS), counts)
@@ -75,21 +77,18 @@ def _digit_kernel(
     k = tl.load(top_k_ptr + row)
     if k == 0:
         return
-    if FIRST:
-        left = tl.minimum(k, vocab).to(tl.int32)
-        known = tl.zeros([], tl.int64)
-    else:
-        left = tl.load(left_ptr + row)
-        known = tl.load(keys_ptr + row)
+    left = tl.minimum(k, vocab).to(tl.int32) if FIRST else tl.load(left_ptr + row)
     digit = tl.arange(0, _BINS)
     count = tl.zeros([_BINS], tl.int32)
     for chunk in range(CHUNKS):
         count += tl.load(counts_ptr + (row * CHUNKS + chunk) * _BINS + digit)
     above = tl.sum(count, axis=0) - tl.cumsum(count, axis=0)
     is_it = (above < left) & (above + count >= left)
-    found = tl.sum(tl.where(is_it, digit, 0), axis=0)
+    found = tl.sum(tl.where(is_it, digit, 0), axis=0).to(tl.int64)
+    if not FIRST:
+        found += tl.load(keys_ptr + row) * _BINS
     tl.store(left_ptr + row, left - tl.sum(tl.where(is_it, above, 0), axis=0))
-    tl.store(keys_ptr + row, known * _BINS + found)
+    tl.store(keys_ptr + row, found)
 
 
 @triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride"])
@@ -113,7 +112,7 @@ def _end_kernel(
     begin = tl.sum(tl.where(is_it, chunks, 0), axis=0) * chunk_tokens
     end = tl.minimum(begin + chunk_tokens, vocab)
     key = wanted.to(tl.uint32)
-    last = tl.zeros([], tl.int32)
+    last = tl.min(chunks, axis=0)  # 0
     for start in range(begin, end, BLOCK):
         token = start + tl.arange(0, BLOCK)
         x = tl.load(logits_ptr + row.to(tl.int64) * stride + token, mask=token < end, other=float("-inf"))
@@ -138,7 +137,8 @@ def top_k_bounds(
         return bounds, ends
     keys = torch.empty(num_rows, dtype=torch.int64, device=device)
     words = torch.empty(num_rows * (1 + num_chunks * 256), dtype=torch.int32, device=device)
-    left, counts = words.split((num_rows, num_rows * num_chunks * 256))
+    # The counts first: where the others begin then is a multiple of 16 bytes, which kernels are compiled for.
+    counts, left = words.split((num_rows * num_chunks * 256, num_rows))
     chunk_tokens = triton.cdiv(triton.cdiv(vocab, num_chunks), BLOCK) * BLOCK
     where = (vocab, chunk_tokens, logits.stride(0))
     for shift in (24, 16, 8, 0):

@@ -4,6 +4,8 @@ Tiles change with the number of tokens, requests or keys; everything else about 
 one launch for each distinct choice covers all batches up to the given bounds.
 """
 
+from itertools import product
+
 import torch
 
 from lorikeet_kernels.attention_metadata import AttentionMetadata
@@ -12,6 +14,7 @@ from lorikeet_kernels.expert_blocks import cut_kind
 from lorikeet_kernels.gated_activation import GatedActivation
 from lorikeet_kernels.moe_experts import ExpertProjection, ExpertsLora, experts_kind, moe_experts
 from lorikeet_kernels.paged_attention import paged_attention
+from lorikeet_kernels.penalties import Penalties, penalize
 from lorikeet_kernels.sample_rows import FEW_ROWS, sample_rows
 from lorikeet_kernels.tiling import is_ungrouped
 from lorikeet_kernels.tiling.attention_tiles import select_decode
@@ -102,10 +105,22 @@ def warm_up_attention(
 
 
 def warm_up_sampling(vocab_size: int, dtype: torch.dtype, max_rows: int) -> None:
-    """Launch each distinct kernel of sampling without top_k."""
+    """Launch each distinct kernel of sampling, also for logits that were changed, which are float32."""
+    ones = torch.ones(max_rows, device="cuda")
+    places = torch.zeros(max_rows, dtype=torch.int64, device="cuda")
+    counts = torch.zeros((1, vocab_size), dtype=torch.int32, device="cuda")
+    scores = torch.zeros((1, vocab_size), device="cuda")
+    penalize(scores, Penalties(counts, places[:1], places[:1], ones[:1], ones[:1], ones[:1]))
     for rows in {1, max_rows} if max_rows > FEW_ROWS else {1}:
-        logits = torch.zeros((rows, vocab_size), dtype=dtype, device="cuda")
-        ones = torch.ones(rows, device="cuda")
-        places = torch.zeros(rows, dtype=torch.int64, device="cuda")
-        for all_greedy, any_top_p in ((True, False), (False, False), (False, True)):
-            sample_rows(logits, ones, ones / 2, places, places, all_greedy=all_greedy, any_top_p=any_top_p)
+        for logits_dtype in {dtype, torch.float32}:
+            logits = torch.zeros((rows, vocab_size), dtype=logits_dtype, device="cuda")
+            row = (logits, ones[:rows], ones[:rows] / 2, places[:rows], places[:rows])
+            sample_rows(*row, all_greedy=True, any_top_p=False)
+            for any_top_p, any_top_k, any_min_p in product((False, True), repeat=3):
+                sample_rows(
+                    *row,
+                    all_greedy=False,
+                    any_top_p=any_top_p,
+                    top_k=places[:rows] + 1 if any_top_k else None,
+                    min_p=ones[:rows] / 2 if any_min_p else None,
+                )

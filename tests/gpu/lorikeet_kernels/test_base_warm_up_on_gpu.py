@@ -14,6 +14,7 @@ from lorikeet_kernels.moe_experts import ExpertProjection, ExpertsLora, moe_expe
 from lorikeet_kernels.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.mxfp4_layout import lay_out_mxfp4
 from lorikeet_kernels.paged_attention import paged_attention
+from lorikeet_kernels.penalties import Penalties, penalize
 from lorikeet_kernels.sampling import SamplingBatch, sample
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
 from lorikeet_kernels.warm_up import warm_up_moe
@@ -121,12 +122,24 @@ def test_attention_and_sampling(compiled: list[str]) -> None:
             q, caches[0], caches[1], metadata, 0.125, torch.empty_like(q).contiguous(), sinks=sinks
         )
         at = torch.arange(num_requests, device=GPU)
-        for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (0.7, 0.5)):
+        for temperature, top_p, top_k, min_p in (
+            (0.0, 1.0, 0, 0.0),
+            (1.0, 1.0, 0, 0.0),
+            (0.7, 0.5, 0, 0.0),
+            (0.7, 1.0, 9, 0.0),
+            (0.7, 0.5, 9, 0.1),
+        ):
             batch = SamplingBatch(
-                torch.full((num_requests,), temperature, device=GPU), torch.zeros_like(at),
-                torch.full((num_requests,), top_p, device=GPU), at, at, temperature == 0, top_p < 1,
-                any_top_k=False,
+                torch.full((num_requests,), temperature, device=GPU), torch.full_like(at, top_k),
+                torch.full((num_requests,), top_p, device=GPU), at, at, temperature == 0,
+                any_cut=top_p < 1 or top_k > 0, any_top_k=top_k > 0, any_top_p=top_p < 1,
+                min_p=torch.full((num_requests,), min_p, device=GPU) if min_p else None,
             )  # fmt: skip
-            sample(torch.randn(num_requests, 5000, device=GPU).to(BF16), batch)
+            logits = torch.randn(num_requests, 5000, device=GPU)
+            sample(logits.to(BF16), batch)
+            ones = torch.ones(num_requests, device=GPU)
+            counts = torch.ones(num_requests, 5000, dtype=torch.int32, device=GPU)
+            penalize(logits, Penalties(counts, at.clone(), at.clone(), 2 * ones, ones, -ones))
+            sample(logits, batch)
     torch.cuda.synchronize()
     assert compiled == []
