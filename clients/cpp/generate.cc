@@ -65,6 +65,11 @@ Number ParseNumber(const std::string& name, const std::string& text) {
   return number;
 }
 
+// Whether a header or a name can hold it: printable ASCII without spaces.
+bool IsPrintable(const std::string& text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < '\x7f'; });
+}
+
 Options ParseOptions(int argc, char** argv) {
   static const std::set<std::string> kNames = {"prompt",      "chat",      "adapter",     "max-tokens",
                                                "temperature", "timeout-s", "cancel-after"};
@@ -87,6 +92,9 @@ Options ParseOptions(int argc, char** argv) {
   options.prompt = text("prompt");
   options.chat = text("chat");
   options.adapter = text("adapter");
+  if (options.adapter && !IsPrintable(*options.adapter)) {
+    throw UsageError("--adapter: a name has neither spaces nor control characters, and is ASCII");
+  }
   if (const auto v = text("max-tokens")) options.max_tokens = ParseNumber<std::uint32_t>("max-tokens", *v);
   if (const auto v = text("temperature")) options.temperature = ParseNumber<float>("temperature", *v);
   if (const auto v = text("timeout-s")) options.timeout_s = ParseNumber<double>("timeout-s", *v);
@@ -98,6 +106,16 @@ Options ParseOptions(int argc, char** argv) {
 std::string Environment(const char* name, const std::string& otherwise) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? otherwise : value;
+}
+
+// The tenant's token; empty for none. gRPC would abort on one that no header can carry, and print it.
+std::string Token() {
+  const std::string token = Environment("LORIKEET_TOKEN", "");
+  if (!IsPrintable(token)) {
+    throw std::runtime_error(
+        "LORIKEET_TOKEN has characters that a header cannot carry; copy it again without white space");
+  }
+  return token;
 }
 
 // TLS where LORIKEET_TLS_CA_FILE names an authority, plain text elsewhere.
@@ -184,7 +202,7 @@ class Interrupt {
 int Stream(const Options& options, Interrupt& interrupt) {
   const auto stub = inference::InferenceService::NewStub(Connect());
   grpc::ClientContext context;
-  const std::string token = Environment("LORIKEET_TOKEN", "");
+  const std::string token = Token();
   if (!token.empty()) context.AddMetadata("authorization", "Bearer " + token);
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::milliseconds(static_cast<long long>(std::min(options.timeout_s, 1e9) * 1000)));

@@ -140,6 +140,9 @@ async def test_cancelling_stops_the_work(client: Client) -> None:
         (["--prompt", "!"], {"LORIKEET_TOKEN": ""}, 5, "token"),
         (["--prompt", "!", "--max-tokens", "8000", "--timeout-s", "0.05"], {}, 6, "error:"),
         (["--prompt", "!"], {"LORIKEET_TLS_CA_FILE": "missing.pem"}, 1, "missing.pem"),
+        (["--prompt", "!"], {"LORIKEET_TOKEN": "lk_one\nlk_two"}, 1, "LORIKEET_TOKEN has characters"),
+        (["--prompt", "!"], {"LORIKEET_TOKEN": "lk_é"}, 1, "LORIKEET_TOKEN has characters"),
+        (["--prompt", "!", "--adapter", "demo/a\nb"], {}, 2, "--adapter"),
         ([], {}, 2, "--prompt"),
         (["--prompt", "!", "--chat", "!"], {}, 2, "--prompt"),
         (["--prompt"], {}, 2, "value"),
@@ -156,6 +159,7 @@ async def test_other_ends(
     found, _, err = await client.run(*arguments, **environment)
     assert found == code, err
     assert words in err
+    assert "lk_" not in err
     await client.at_rest()
 
 
