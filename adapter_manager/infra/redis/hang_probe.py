@@ -8,6 +8,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from lorikeet_rpc.ending import end_tasks
+
 _PAUSE_S = 0.25
 
 
@@ -40,8 +42,7 @@ class HangProbe:
     async def close(self) -> None:
         """Ask no more."""
         if self._asking:
-            self._asking.cancel()
-            await asyncio.wait((self._asking,), timeout=_PAUSE_S)
+            await end_tasks((self._asking,))
 
     async def _ask(self) -> None:
         while not await self._is_answered():  # noqa: ASYNC110 (another process says when)
