@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -66,6 +67,7 @@ class Checkpoint:
         self._misshaped: list[str] = []
         self._mistyped: list[str] = []
         self._too_large: list[str] = []
+        self._not_finite: list[str] = []
 
     def read_into(self, destination: torch.Tensor, name: str, *, transpose: bool = False) -> None:
         """See WeightSource; problems are kept for `finish`, so that one error names them all."""
@@ -89,8 +91,12 @@ class Checkpoint:
             self._misshaped.append(f"{name} is {stored}, config.json makes it {wanted}")
             return
         destination.copy_(tensor)
-        if destination.dtype == torch.float16 and dtype_name != "F16" and not destination.isfinite().all():
-            self._too_large.append(f"{name} ({dtype_name}) has values beyond float16's range")
+        if not _is_finite(destination):
+            shown = str(destination.dtype).removeprefix("torch.")
+            if _is_finite(tensor):
+                self._too_large.append(f"{name} ({dtype_name}) has values beyond {shown}'s range")
+            else:
+                self._not_finite.append(f"{name} ({dtype_name})")
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         """See WeightSource."""
@@ -110,6 +116,7 @@ class Checkpoint:
                 ("misshaped", self._misshaped),
                 ("of another dtype", self._mistyped),
                 ("too large", self._too_large),
+                ("with infinities or NaNs", self._not_finite),
                 ("unexpected", unexpected),
             )
             if names
@@ -152,6 +159,14 @@ class Checkpoint:
             for name in sorted(file.tensors):
                 add(file.raw(name, _PAGE_BYTES))
         return digest.hexdigest()
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """In one pass, at the speed of a copy; `isfinite` makes masks and takes twenty times as long on a CPU."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    extremes = torch.stack(torch.aminmax(tensor))  # a NaN anywhere becomes both
+    return all(map(math.isfinite, extremes.tolist()))
 
 
 def _shards(model_dir: Path) -> list[Path]:

@@ -14,6 +14,9 @@ from lorikeet_kernels.mxfp4 import BLOCK, NAN_SCALE, Mxfp4Weight
 from lorikeet_kernels.row_order import RowOrder as RowOrderName
 from lorikeet_kernels.row_order import slice_columns
 
+# MXFP4 values reach 6 times 2 ** (scale - 127), float32 reaches almost 2 ** 128.
+_MAX_SCALE = 252
+
 Allocate = Callable[..., torch.Tensor]
 """A parameter of the given shape, on the device, in the compute dtype unless `dtype` is given."""
 
@@ -78,4 +81,8 @@ def _read_packed(
     source.read_into(scales, storage.scales)
     if bool((scales == NAN_SCALE).any()):
         raise CheckpointError(f"{storage.scales} holds the scale {NAN_SCALE}, which is not a number in MXFP4")
+    if (largest := int(scales.max())) > _MAX_SCALE:
+        raise CheckpointError(
+            f"{storage.scales} holds the scale {largest}, which takes values beyond float32's range"
+        )
     return Mxfp4Weight(blocks, scales)

@@ -176,6 +176,21 @@ Change = Callable[[Weights], object]
         ),
         (
             True,
+            lambda w: w[f"{EXPERTS}.down_proj_scales"].__setitem__((0, 1, 0), 253),
+            rf"{EXPERTS}.down_proj_scales holds the scale 253, which takes values beyond float32's range",
+        ),
+        (
+            True,
+            lambda w: w[f"{EXPERTS}.down_proj_bias"].__setitem__((0, 1), np.inf),
+            rf"1 with infinities or NaNs: {EXPERTS}.down_proj_bias \(F32\)",
+        ),
+        (
+            False,
+            lambda w: w["model.layers.0.self_attn.sinks"].__setitem__(1, np.nan),
+            r"1 with infinities or NaNs: model.layers.0.self_attn.sinks \(F32\)",
+        ),
+        (
+            True,
             lambda w: w.update({f"{EXPERTS}.gate_up_proj": np.zeros(3, np.float32)}),
             rf"1 unexpected: {EXPERTS}.gate_up_proj",
         ),
