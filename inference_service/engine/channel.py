@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import structlog
 import zmq
 import zmq.asyncio
 
 from inference_service.engine.messages import FromEngine, ToEngine
+from inference_service.engine.refused_message import refusal_of
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,24 @@ class EngineSide:
         return frozenset(source for source, _ in ready if isinstance(source, int))
 
     def receive(self) -> list[ToEngine]:
-        """All messages that are there; never blocks."""
+        """All messages that are there; never blocks.
+
+        One that cannot be decoded is refused where somebody waits for its answer, and dropped otherwise: it
+        is one caller's trouble, and ending the engine over it would make it everybody's.
+        """
         messages: list[ToEngine] = []
         while True:
             try:
-                messages.append(self._decoder.decode(self._inbox.recv(zmq.NOBLOCK)))
+                frame = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
+            try:
+                messages.append(self._decoder.decode(frame))
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                refusal = refusal_of(frame)
+                log.exception("engine.message_refused", error=str(error), is_answered=refusal is not None)
+                if refusal is not None:
+                    self.send(refusal)
 
     def send(self, message: FromEngine) -> None:
         """Queue a message; never blocks."""

@@ -203,9 +203,10 @@ class EngineClient:
         if request.request_id in self._streams:
             raise DuplicateRequestError(f"request id {request.request_id!r} is in use by a running request")
         stream = _Stream(request.request_id, f"{next(self._numbers)}:{request.request_id}", OutputBuffer())
+        # First, for what cannot be encoded raises here and must leave no stream behind; answers come later.
+        self._send(AddRequest(dataclasses.replace(request, request_id=stream.wire_id)))
         self._streams[request.request_id] = self._by_wire_id[stream.wire_id] = stream
         self._idle.clear()
-        self._send(AddRequest(dataclasses.replace(request, request_id=stream.wire_id)))
         return stream
 
     def _close_stream(self, stream: _Stream, *, is_finished: bool) -> None:

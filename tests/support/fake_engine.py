@@ -5,6 +5,8 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+import msgspec
+
 from inference_service.domain.adapter import (
     AdapterDemand,
     DesiredAdapter,
@@ -23,6 +25,7 @@ from inference_service.domain.request import (
     TokenLogprobs,
 )
 from inference_service.domain.tenant import TenantShare
+from inference_service.engine.messages import AddRequest
 from lorikeet_contract.schema import LoraSchema, LoraSite, SiteKind, SiteSlice
 
 EOS = 256
@@ -100,6 +103,9 @@ class FakeEngine:
     async def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
         if self._is_draining:
             raise DrainingError("draining", retry_after_s=1)
+        # As the real engine takes it: what it could not decode must fail here too.
+        message = msgspec.msgpack.decode(msgspec.msgpack.encode(AddRequest(request)), type=AddRequest)
+        assert message.request == request
         self.requests[request.request_id] = request
         self.emitted[request.request_id] = 0
         self.running.add(request.request_id)

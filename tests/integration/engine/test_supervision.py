@@ -4,12 +4,14 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inference_service.domain.errors import EngineDeadError
 from inference_service.engine import supervisor
 from inference_service.engine.messages import FromEngine
+from lorikeet_contract.status import ServiceError
 from tests.integration.engine.test_engine_process import collect, eventually, make_config, running
 from tests.support.engine_builders import make_request
 from tests.support.fake_device import expected_tokens
@@ -71,6 +73,37 @@ async def test_an_engine_that_is_not_understood_is_replaced(
         assert engine.instance_id != life
         tokens, _ = await collect(engine, make_request("after"))
         assert tokens == expected_tokens(None, (1, 2, 3), 4)
+
+
+async def test_a_message_that_cannot_be_decoded_ends_nobody_else(tmp_path: Path) -> None:
+    """Neither the engine nor its other requests: the one that it belongs to fails, or nobody's is dropped."""
+    async with running(make_config(tmp_path, "step_s=0.005", log_level="critical")) as engine:
+        life = engine.instance_id
+        neighbour = asyncio.create_task(collect(engine, make_request("neighbour", max_tokens=200)))
+        odd: Any = 6.5
+        with pytest.raises(ServiceError, match="could not read this request") as caught:
+            await collect(engine, make_request("odd", max_tokens=odd))
+        assert caught.value.reason == ServiceError.reason
+        with pytest.raises(ServiceError, match="could not read this request"):
+            await engine.refuse_demand(odd, "because")
+        assert engine._process is not None
+        outbox = engine._process._side._outbox
+        for frame in (b"", b"\xc1", b"\x81\xa4type\xa5Bogus", b"\x91" * 5000):
+            outbox.send(frame)
+        tokens, _ = await neighbour
+        assert tokens == expected_tokens(None, (1, 2, 3), 200)
+        assert (engine.instance_id, engine.num_restarts) == (life, 0)
+        assert (await engine.status()).running_requests == 0
+
+
+async def test_a_request_that_cannot_be_encoded_leaves_nothing(tmp_path: Path) -> None:
+    """Its id is free again, and an ending does not wait for it."""
+    async with running(make_config(tmp_path, log_level="critical")) as engine:
+        with pytest.raises(OverflowError):
+            await collect(engine, make_request("r", seed=2**64))
+        tokens, _ = await collect(engine, make_request("r"))
+        assert tokens == expected_tokens(None, (1, 2, 3), 4)
+        assert await engine.drain(10) == 0
 
 
 async def test_a_spawn_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
