@@ -4,39 +4,79 @@ import asyncio
 import re
 import socket
 import struct
+import threading
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
+from structlog.testing import capture_logs
 
 from lorikeet_rpc.loop_snapshot import LoopSnapshot
-from lorikeet_rpc.metrics_endpoint import MetricsEndpoint, kept, split_address
+from lorikeet_rpc.metrics_endpoint import ConnectionLimits, MetricsEndpoint, split_address
+from lorikeet_rpc.metrics_format import OPENMETRICS, TEXT_0, TEXT_1, negotiated
 from lorikeet_rpc.server import ListenError
+from tests.support.scrapes import PROMETHEUS
+
+
+class _Broken(Collector):
+    """Fails when it is scraped, not when it is registered."""
+
+    def describe(self) -> list[Metric]:
+        """No names."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Fail."""
+        raise LookupError("broken")
 
 
 @pytest.mark.parametrize(
     ("asked", "served"),
     [
-        ("", ""),
-        ("*/*", "*/*"),
-        ("text/html, */*;q=0.1", "text/html, */*;q=0.1"),
-        ("text/plain", "text/plain"),
-        ("text/plain;version=0.0.4", "text/plain; version=0.0.4; escaping=allow-utf-8"),
-        ("text/plain; version=1.0.0; escaping=dots", "text/plain; version=1.0.0; escaping=allow-utf-8"),
+        ("", TEXT_0),
+        ("*/*", TEXT_0),
+        ("text/html, */*;q=0.1", TEXT_0),
+        ("text/plain", TEXT_0),
+        ("text/plain;version=0.0.4", TEXT_0),
+        ("text/plain;version=1e9", TEXT_0),
+        ("text/plain; version=;;;", TEXT_0),
+        ("text/plain; version=1.0.0; escaping=dots", TEXT_1),
+        ("application/openmetrics-text", OPENMETRICS),
+        ('Application/OpenMetrics-Text;Version="1.0.0"', OPENMETRICS),
+        ('application/openmetrics-text;version="1.\\0.0"', OPENMETRICS),
+        ('application/openmetrics-text;x="a,b;version=9";version=1.0.0', OPENMETRICS),
+        ('application/openmetrics-text;version="1.0.0', TEXT_0),
+        ("application/openmetrics-text;version=abc", TEXT_0),
+        ("application/openmetrics-text;version=1.0.0-rc1", TEXT_0),
+        ("application/openmetrics-text;version=2.0.0", TEXT_0),
+        ("application/openmetrics-text;version=2.0.0, text/plain;version=1.0.0", TEXT_1),
+        ("application/openmetrics-text;q=0", TEXT_0),
+        ("application/openmetrics-text;q=0.0, */*", TEXT_0),
+        ("application/openmetrics-text;q=much", TEXT_0),
+        ("application/openmetrics-text;q=0.3,text/plain;q=0.4", TEXT_0),
         (
-            "application/openmetrics-text",
-            "application/openmetrics-text; version=1.0.0; escaping=allow-utf-8",
+            "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.5,text/plain;q=0.2",
+            OPENMETRICS,
         ),
-        (
-            "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.5,text/plain",
-            "application/openmetrics-text; version=1.0.0; q=0.5; escaping=allow-utf-8,text/plain",
-        ),
+        ("\xff\xfe;version=1", TEXT_0),
+        (PROMETHEUS, OPENMETRICS),
     ],
 )
-def test_formats_are_kept_and_escaping_is_not(asked: str, served: str) -> None:
-    """Whatever a scraper asks for, names stay as they are."""
-    assert kept(asked) == served
+def test_formats_are_negotiated_and_escaping_is_not(asked: str, served: str) -> None:
+    """The format liked best of those that we have; whatever a scraper asks for, names stay as they are."""
+    assert negotiated(asked) == served
+
+
+@given(st.text(st.sampled_from(' ;,="\\/.*q01') | st.characters(max_codepoint=255)))
+def test_no_header_is_too_odd(asked: str) -> None:
+    """Whatever it is, there is a format."""
+    assert negotiated(asked) in {TEXT_0, TEXT_1, OPENMETRICS}
 
 
 @pytest.mark.parametrize("address", ["9400", "localhost", "host:port", ":9400", "", "host:65536", "host:-1"])
@@ -61,7 +101,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 def test_peers_that_vanish_leave_no_trace(capfd: pytest.CaptureFixture[str]) -> None:
     """One says nothing, one leaves in the middle of its request, one resets: all are dropped, in silence."""
-    endpoint = MetricsEndpoint("127.0.0.1:0", CollectorRegistry(), idle_s=0.1)
+    endpoint = MetricsEndpoint("127.0.0.1:0", CollectorRegistry(), limits=ConnectionLimits(idle_s=0.1))
     address = ("127.0.0.1", endpoint.port)
     try:
         silent = socket.create_connection(address, timeout=30)
@@ -78,6 +118,65 @@ def test_peers_that_vanish_leave_no_trace(capfd: pytest.CaptureFixture[str]) -> 
     finally:
         endpoint.close()
     assert capfd.readouterr() == ("", "")
+
+
+def test_no_scrape_prints_anything(capfd: pytest.CaptureFixture[str]) -> None:
+    """Every header is answered; a collector that fails is one event of the log."""
+    registry = CollectorRegistry()
+    endpoint = MetricsEndpoint("127.0.0.1:0", registry)
+    url = f"http://127.0.0.1:{endpoint.port}/metrics"
+    try:
+        for accept in ('application/openmetrics-text;version="1.0.0"', "text/plain;version=abc"):
+            with urllib.request.urlopen(
+                urllib.request.Request(url, headers={"Accept": accept}), timeout=30
+            ) as a:
+                assert a.status == 200
+        with capture_logs() as lines:
+            registry.register(_Broken())
+            with pytest.raises(urllib.error.HTTPError, match="500"):
+                urllib.request.urlopen(url, timeout=30)
+        assert [line["event"] for line in lines] == ["metrics.scrape_failed"]
+    finally:
+        endpoint.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_who_drips_is_cut_in_time() -> None:
+    """Never silent for long, and never done."""
+    limits = ConnectionLimits(idle_s=60, total_s=0.5)
+    endpoint = MetricsEndpoint("127.0.0.1:0", CollectorRegistry(), limits=limits)
+    try:
+        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=0.1) as dripping:
+            end_s = time.monotonic() + 60
+            while True:
+                assert time.monotonic() < end_s, "never cut"
+                try:
+                    dripping.sendall(b"x")
+                    if not dripping.recv(1):
+                        break
+                except TimeoutError:
+                    continue
+                except OSError:
+                    break
+    finally:
+        endpoint.close()
+
+
+def test_threads_are_bounded_and_who_scrapes_gets_one() -> None:
+    """Thirty that say nothing share four threads; the oldest give way."""
+    limits = ConnectionLimits(idle_s=60, total_s=60, num_open=4)
+    endpoint = MetricsEndpoint("127.0.0.1:0", CollectorRegistry(), limits=limits)
+    num_before = threading.active_count()
+    silent = [socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) for _ in range(30)]
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=60) as answer:
+            assert answer.status == 200
+        assert threading.active_count() <= num_before + 4
+        assert silent[0].recv(1) == b"", "cut"
+    finally:
+        for connection in silent:
+            connection.close()
+        endpoint.close()
 
 
 async def test_a_snapshot_is_fresh_where_the_loop_answers() -> None:
