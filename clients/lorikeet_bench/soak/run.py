@@ -20,29 +20,23 @@ from lorikeet_bench.soak.leftovers import delete_leftovers
 from lorikeet_bench.soak.levels import growth, levels
 from lorikeet_bench.soak.operations import Operations
 from lorikeet_bench.soak.outage import Outage
-from lorikeet_bench.soak.plan import SOAK_SHAPE, SoakPlan, SoakTarget, base_answer
+from lorikeet_bench.soak.plan import SoakPlan, SoakTarget
 from lorikeet_bench.soak.request_mix import RequestMix
 from lorikeet_bench.soak.result import SoakResult
 from lorikeet_bench.soak.roster import Member, Roster, revision_reference
 from lorikeet_bench.soak.stream import SoakStream
 from lorikeet_bench.soak.tally import Tally
+from lorikeet_bench.soak.target_check import check_target, known_tenant
 from lorikeet_client import (
     AsyncLorikeet,
-    AuthError,
     CallError,
     Model,
-    NotFoundError,
-    SamplingParams,
     UnavailableError,
 )
 
 _PROGRESS_S = 1.0
 # Adapters that are pushed or deleted at once before and after the load.
 _CONCURRENT = 4
-
-
-class WrongTargetError(Exception):
-    """The services cannot be soaked; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +86,9 @@ async def run_soak(
     async with target.client() as client:
 
         async def prepare() -> tuple[Model, ContentPool]:
-            before = await _check_target(client, target, clean=clean)
-            return before, await write_contents(client, directory, f"{target.tenant}/soak-check")
+            before = await check_target(client, target, clean=clean)
+            with known_tenant():
+                return before, await write_contents(client, directory, f"{target.tenant}/soak-check")
 
         before, pool = await until_cut_short(prepare(), ended_early)
         return await _Soak(target, plan, client, pool, on_progress, on_fault).run(before, ended_early)
@@ -286,30 +281,3 @@ class _Soak:
             cut_short=cut_short,
             left_over=left_over,
         )
-
-
-async def _check_target(client: AsyncLorikeet, target: SoakTarget, *, clean: bool) -> Model:
-    """The idle model; raises WrongTargetError if a soak would judge it wrongly."""
-    model = await client.get_model()
-    if model.vocab_size != SOAK_SHAPE.vocab:
-        raise WrongTargetError(
-            f"{model.name} is not the soak's base model: serve the one that `lorikeet bench rig DIR` writes"
-        )
-    answer = await client.complete(token_ids=[1], sampling=SamplingParams(temperature=0.0, max_tokens=4))
-    if tuple(token.id for token in answer.tokens) != base_answer(1, 4):
-        raise WrongTargetError(
-            f"{model.name} does not answer as the soak's base model does: serve the one that "
-            "`lorikeet bench rig DIR` writes"
-        )
-    if clean and (why := await delete_leftovers(client, target.tenant)):
-        raise WrongTargetError(f"adapters of an earlier soak could not be deleted: {why}")
-    try:
-        adapters = [adapter async for adapter in client.list_adapters(target.tenant)]
-    except (AuthError, NotFoundError) as error:
-        raise WrongTargetError(f"{error}: --tenant must name the tenant of the token") from error
-    if adapters:
-        raise WrongTargetError(
-            f"tenant {target.tenant} has adapters: a soak needs an empty one; --clean deletes those named "
-            "soak-NN, which a soak that was killed has left"
-        )
-    return await client.get_model()

@@ -55,6 +55,11 @@ async def test_a_running_stack_is_soaked_and_judged_fit_for_it(tmp_path: Path) -
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "demo has adapters" in done.stderr
+        command += ["--tenant", "nobody"]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "--tenant must name" in done.stderr
+        assert "hint:" not in done.stderr
 
 
 @pytest.mark.timeout(240)
