@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lorikeet_rpc.channel import open_channel
 from lorikeet_rpc.server import ListenError, RpcServer
 from tests.support.echo_server import echo_rig, method
+from tests.support.waiting import eventually
 
 
 async def test_plain_text_beyond_loopback_needs_a_flag() -> None:
@@ -49,13 +50,13 @@ async def test_shutdown_waits_for_work_but_not_for_watches() -> None:
 
         working = method(channel, "stream_unary", "collect")(requests())
         parts.put_nowait(StringValue(value="a"))
-        await asyncio.sleep(0.2)
+        await eventually(lambda: not rig.interceptor._became_idle.is_set(), 30)  # the call has arrived
         stopping = asyncio.create_task(rig.server.shut_down(rig.interceptor.idle, grace_s=30))
         assert (await health_watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         parts.put_nowait(StringValue(value="b"))
         parts.put_nowait(None)
         assert (await working).value == "ab"
-        await asyncio.wait_for(stopping, 5)
+        await asyncio.wait_for(stopping, 30)
         with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
             await watch.read()
 
