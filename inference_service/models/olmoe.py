@@ -4,7 +4,7 @@ from inference_service.models import standard_parts
 from inference_service.models.attention_spec import ProjectionNormSpec
 from inference_service.models.config import ConfigReader
 from inference_service.models.rope_config import read_rope
-from inference_service.models.spec import LayerSpec, ModelSpec, MoeSpec, SoftmaxRouting
+from inference_service.models.spec import LayerSpec, ModelSpec
 
 ARCHITECTURES = ("OlmoeForCausalLM",)
 MODEL_TYPES = ("olmoe",)
@@ -29,21 +29,10 @@ def _layer(config: ConfigReader, index: int) -> LayerSpec:
         output_bias=has_bias,
         head_steps=(ProjectionNormSpec(f"{prefix}.q_norm.weight", f"{prefix}.k_norm.weight"),),
     )
-    return standard_parts.layer(index, attention, _moe(config, f"{standard_parts.layer_prefix(index)}.mlp"))
-
-
-def _moe(config: ConfigReader, prefix: str) -> MoeSpec:
-    hidden_size, num_experts = config.integer("hidden_size"), standard_parts.expert_count(config)
-    return MoeSpec(
-        router=standard_parts.single("router", f"{prefix}.gate", hidden_size, num_experts),
-        routing=SoftmaxRouting(
-            standard_parts.experts_per_token(config, num_experts),
-            renormalize=config.boolean("norm_topk_prob", default=False),
-        ),
-        experts=standard_parts.experts(
-            f"{prefix}.experts",
-            num_experts=num_experts,
-            hidden_size=hidden_size,
-            intermediate_size=config.integer("intermediate_size"),
-        ),
+    moe = standard_parts.softmax_moe(
+        config,
+        f"{standard_parts.layer_prefix(index)}.mlp",
+        num_experts=standard_parts.expert_count(config),
+        intermediate_size=config.integer("intermediate_size"),
     )
+    return standard_parts.layer(index, attention, moe)

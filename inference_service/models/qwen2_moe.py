@@ -9,7 +9,6 @@ from inference_service.models.spec import (
     ModelSpec,
     MoeSpec,
     SharedExpertSpec,
-    SoftmaxRouting,
 )
 from inference_service.models.window_config import layer_windows
 
@@ -45,25 +44,19 @@ def _mlp(config: ConfigReader, prefix: str, index: int) -> DenseMlpSpec | MoeSpe
         return standard_parts.dense_mlp(
             prefix, hidden_size=hidden_size, intermediate_size=config.integer("intermediate_size")
         )
-    return MoeSpec(
-        router=standard_parts.single("router", f"{prefix}.gate", hidden_size, num_experts),
-        routing=SoftmaxRouting(
-            standard_parts.experts_per_token(config, num_experts),
-            renormalize=config.boolean("norm_topk_prob", default=False),
-        ),
-        experts=standard_parts.experts(
-            f"{prefix}.experts",
-            num_experts=num_experts,
+    shared = SharedExpertSpec(
+        mlp=standard_parts.dense_mlp(
+            f"{prefix}.shared_expert",
             hidden_size=hidden_size,
-            intermediate_size=config.integer("moe_intermediate_size"),
+            intermediate_size=config.integer("shared_expert_intermediate_size"),
+            key="shared",
         ),
-        shared=SharedExpertSpec(
-            mlp=standard_parts.dense_mlp(
-                f"{prefix}.shared_expert",
-                hidden_size=hidden_size,
-                intermediate_size=config.integer("shared_expert_intermediate_size"),
-                key="shared",
-            ),
-            gate=standard_parts.single("shared_gate", f"{prefix}.shared_expert_gate", hidden_size, 1),
-        ),
+        gate=standard_parts.single("shared_gate", f"{prefix}.shared_expert_gate", hidden_size, 1),
+    )
+    return standard_parts.softmax_moe(
+        config,
+        prefix,
+        num_experts=num_experts,
+        intermediate_size=config.integer("moe_intermediate_size"),
+        shared=shared,
     )

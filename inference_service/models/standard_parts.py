@@ -17,6 +17,8 @@ from inference_service.models.spec import (
     ModelSpec,
     MoeSpec,
     Multipliers,
+    SharedExpertSpec,
+    SoftmaxRouting,
 )
 
 NO_MULTIPLIERS = Multipliers()
@@ -188,6 +190,32 @@ def experts(
         num_experts=num_experts,
         gate_up=ExpertLinearSpec(hidden_size, SiteSpec("gate_up", (gate, up)), f"{fused}.gate_up_proj"),
         down=ExpertLinearSpec(intermediate_size, SiteSpec("down", (down,)), f"{fused}.down_proj"),
+    )
+
+
+def softmax_moe(
+    config: ConfigReader,
+    prefix: str,
+    *,
+    num_experts: int,
+    intermediate_size: int,
+    shared: SharedExpertSpec | None = None,
+) -> MoeSpec:
+    """`<prefix>.gate` over `<prefix>.experts`: softmax, made to sum to 1 where `norm_topk_prob` says so."""
+    hidden_size = config.integer("hidden_size")
+    return MoeSpec(
+        router=single("router", f"{prefix}.gate", hidden_size, num_experts),
+        routing=SoftmaxRouting(
+            experts_per_token(config, num_experts),
+            renormalize=config.boolean("norm_topk_prob", default=False),
+        ),
+        experts=experts(
+            f"{prefix}.experts",
+            num_experts=num_experts,
+            hidden_size=hidden_size,
+            intermediate_size=intermediate_size,
+        ),
+        shared=shared,
     )
 
 
