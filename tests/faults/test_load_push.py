@@ -21,14 +21,13 @@ from lorikeet_rpc.errors import from_rpc_error
 from tests.support.fault_table import FaultTable
 from tests.support.journal import CONVERGENCE_S, DEADLINE_S, Journal, answered
 from tests.support.stack import Stack, free_port
-from tests.support.steady_clients import SteadyStreams
+from tests.support.steady_clients import STEADY, SteadyStreams, upload_steady
 from tests.support.tcp_proxy import TcpProxy, Where
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # A dead connection shows within 15 s; a machine that is four times slower than it should be still passes.
 _NOTICED_S = 4 * (15 + CONVERGENCE_S)
-STEADY = {"demo/one": 11, "demo/two": 22}
 _IN_NAMESPACE = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
 
 
@@ -94,9 +93,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     try:
         async with stack:
             world = World(proxy, stack, Journal(stack, root))
-            for name, token in STEADY.items():
-                await world.register(name, token)
-                assert await answered(stack, name) == token
+            await upload_steady(stack, world.journal)
             yield world
     finally:
         await proxy.close()

@@ -19,10 +19,10 @@ from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_bench import rigs
 from lorikeet_rpc.errors import from_rpc_error
 from tests.support.fault_table import FaultTable
-from tests.support.journal import Journal, answered, until_acknowledged
+from tests.support.journal import Journal, until_acknowledged
 from tests.support.redis_server import BINARY, RedisServer
 from tests.support.stack import Stack
-from tests.support.steady_clients import SteadyStreams
+from tests.support.steady_clients import STEADY, SteadyStreams, upload_steady
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -30,7 +30,6 @@ pytestmark = [
 ]
 
 FAULT = "store lost while the manager was down"
-STEADY = {"demo/one": 11, "demo/two": 22}
 # Longer than an agent takes to compare its node with the registry (3 s): a wrong push would have come.
 _LOOK_S = 5.0
 
@@ -71,9 +70,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     await world.server.start()
     try:
         async with world.stack:
-            for name, token in STEADY.items():
-                await world.journal.upload(name, token)
-                assert await answered(world.stack, name) == token
+            await upload_steady(world.stack, world.journal)
             yield world
     finally:
         await world.server.kill()

@@ -17,11 +17,11 @@ from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_bench import rigs
 from tests.support.fault_table import FaultTable
 from tests.support.faulty_store import FaultyStore
-from tests.support.journal import Journal, answered
+from tests.support.journal import Journal
 from tests.support.redis_server import BINARY
 from tests.support.stack import Stack
 from tests.support.staged_changes import Kind, Stage, StagedChanges
-from tests.support.steady_clients import SteadyStreams
+from tests.support.steady_clients import STEADY, SteadyStreams, upload_steady
 from tests.support.tcp_proxy import Where
 
 pytestmark = [
@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.skipif(BINARY is None, reason="redis-server is not installed (Debian: redis-server)"),
 ]
 
-STEADY = {"demo/one": 11, "demo/two": 22}
 STAGES = (
     Stage("upload: staging", Kind.UPLOAD),
     Stage("upload: before its first commit", Kind.UPLOAD, Where.BEFORE, (b'"state":"pending"',)),
@@ -94,9 +93,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         Stack(base, root / "stack", manager_flags=["--redis-url", store.url]) as stack,
     ):
         world = World(store, stack, Journal(stack, root), root)
-        for name, token in STEADY.items():
-            await world.journal.upload(name, token)
-            assert await answered(stack, name) == token
+        await upload_steady(stack, world.journal)
         yield world
 
 

@@ -7,7 +7,7 @@ resident adapters and reads of the manager go on throughout.
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
@@ -15,11 +15,11 @@ import pytest_asyncio
 from lorikeet_bench import rigs
 from tests.support.fault_table import FaultTable
 from tests.support.faulty_store import STORE_FAULTS, FaultyStore, StoreFault
-from tests.support.journal import Journal, answered
+from tests.support.journal import Journal
 from tests.support.redis_server import BINARY
 from tests.support.stack import Stack
 from tests.support.staged_changes import Kind, Stage, StagedChanges
-from tests.support.steady_clients import SteadyReads, SteadyStreams
+from tests.support.steady_clients import STEADY, SteadyReads, SteadyStreams, upload_steady
 from tests.support.tcp_proxy import Where
 
 pytestmark = [
@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.skipif(BINARY is None, reason="redis-server is not installed (Debian: redis-server)"),
 ]
 
-STEADY = {"demo/one": 11, "demo/two": 22}
 STAGES = (
     Stage("upload: staging", Kind.UPLOAD),
     Stage("upload: before its commit", Kind.UPLOAD, Where.BEFORE, (b'"state":"pending"',)),
@@ -49,7 +48,7 @@ class World:
     store: FaultyStore
     stack: Stack
     journal: Journal
-    steady: dict[str, str] = field(default_factory=dict)
+    steady: dict[str, str]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,11 +60,8 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         FaultyStore(root / "redis") as store,
         Stack(base, root / "stack", manager_flags=["--redis-url", store.url]) as stack,
     ):
-        world = World(store, stack, Journal(stack, root))
-        for name, token in STEADY.items():
-            world.steady[name] = (await world.journal.upload(name, token)).revision.digest
-            assert await answered(stack, name) == token
-        yield world
+        journal = Journal(stack, root)
+        yield World(store, stack, journal, await upload_steady(stack, journal))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=STORE_FAULTS, ids=str)

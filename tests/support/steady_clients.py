@@ -9,11 +9,23 @@ import grpc.aio
 
 from lorikeet.adapters.v1 import adapter_pb2
 from lorikeet_rpc.errors import from_rpc_error
-from tests.support.journal import DEADLINE_S, PROMPT
+from tests.support.journal import DEADLINE_S, PROMPT, Journal, answered
 from tests.support.stack import Stack, make_request
+
+STEADY = {"demo/one": 11, "demo/two": 22}
+"""Adapters that stay what they are while faults happen, and their watermarks."""
 
 _TOKENS = 16
 _PAUSE_S = 0.05  # so that what is tested gets its share of two cores
+
+
+async def upload_steady(stack: Stack, journal: Journal) -> dict[str, str]:
+    """Upload STEADY's adapters and see each one answer; their digests by name."""
+    digests: dict[str, str] = {}
+    for name, token in STEADY.items():
+        digests[name] = (await journal.upload(name, token)).revision.digest
+        assert await answered(stack, name) == token
+    return digests
 
 
 class SteadyStreams:

@@ -17,13 +17,12 @@ from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_bench import rigs
 from lorikeet_rpc.errors import RpcFailure, from_rpc_error
 from tests.support.fault_table import FaultCase
-from tests.support.journal import DEADLINE_S, Journal, answered, until_acknowledged
+from tests.support.journal import DEADLINE_S, Journal, until_acknowledged
 from tests.support.stack import Stack
-from tests.support.steady_clients import SteadyReads, SteadyStreams
+from tests.support.steady_clients import STEADY, SteadyReads, SteadyStreams, upload_steady
 from tests.support.uploads import upload_parts
 from tests.support.waiting import eventually
 
-STEADY = {"demo/one": 11, "demo/two": 22}
 Clients = tuple[SteadyStreams, SteadyReads]
 _CHUNK_BYTES = 5_000
 _DISK_BYTES = 8 << 20
@@ -134,10 +133,7 @@ async def upload_world(root: Path) -> AsyncIterator[UploadWorld]:
         flags = ["--store-url", disks[1].as_uri()]
         async with Stack(base, root / "stack", manager_flags=flags) as stack:
             journal = Journal(stack, root)
-            steady = {n: (await journal.upload(n, t)).revision.digest for n, t in STEADY.items()}
-            for name, token in STEADY.items():
-                assert await answered(stack, name) == token
-            yield UploadWorld(stack, journal, steady, failure, disks[1])
+            yield UploadWorld(stack, journal, await upload_steady(stack, journal), failure, disks[1])
     finally:
         for disk in mounted:
             await asyncio.to_thread(subprocess.run, ["umount", str(disk)], check=True)

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.support.steady_clients import SteadyReads, SteadyStreams
-from tests.support.upload_world import STEADY, Clients, UploadWorld, upload_world
+from tests.support.steady_clients import STEADY, SteadyReads, SteadyStreams
+from tests.support.upload_world import Clients, UploadWorld, upload_world
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -16,7 +16,8 @@ from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_rpc.errors import RpcFailure, from_rpc_error
 from tests.support.fault_table import FaultTable
 from tests.support.journal import until_acknowledged
-from tests.support.upload_world import STEADY, Clients, Filler, UploadWorld
+from tests.support.steady_clients import STEADY
+from tests.support.upload_world import Clients, Filler, UploadWorld
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
