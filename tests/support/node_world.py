@@ -234,6 +234,13 @@ class NodeWorld:
                 return False
         return reply.status == health_pb2.HealthCheckResponse.SERVING
 
+    async def serving(self) -> None:
+        """Wait until health says it: it follows the engine by a moment."""
+        end_s = time.monotonic() + DEADLINE_S
+        while not await self.is_serving():
+            assert time.monotonic() < end_s, "health never came back"
+            await asyncio.sleep(0.05)
+
     def engine(self) -> psutil.Process:
         """The one engine process of the node, alive."""
         (engine,) = self.engines()

@@ -41,8 +41,8 @@ async def test_cancel_reaches_the_handler_at_once(name: str) -> None:
             else:
                 await asyncio.sleep(0.2)
             call.cancel()
-            assert await asyncio.wait_for(rig.echo.ended.get(), 1) == "closed"
-            await asyncio.wait_for(rig.interceptor.idle(), 1)
+            assert await asyncio.wait_for(rig.echo.ended.get(), 10) == "closed"
+            await asyncio.wait_for(rig.interceptor.idle(), 10)
     assert [e["code"] for e in events if e["event"] == "request.finished"] == ["CANCELLED"]
 
 
@@ -53,10 +53,23 @@ async def test_deadline_reaches_the_handler() -> None:
             call = method(channel, "unary_stream", "silent")(StringValue(), timeout=0.2)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
-            assert await asyncio.wait_for(rig.echo.ended.get(), 1) == "closed"
-            await asyncio.wait_for(rig.interceptor.idle(), 1)
+            assert await asyncio.wait_for(rig.echo.ended.get(), 10) == "closed"
+            await asyncio.wait_for(rig.interceptor.idle(), 10)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert [e["code"] for e in events if e["event"] == "request.finished"] == ["DEADLINE_EXCEEDED"]
+
+
+@pytest.mark.parametrize(("timeout_s", "code"), [(0.25, "DEADLINE_EXCEEDED"), (60.0, "CANCELLED")])
+async def test_a_client_whose_clock_is_ahead(timeout_s: float, code: str) -> None:
+    """It cancels by its own clock, and one in transit is behind: near the deadline that is the reason."""
+    with structlog.testing.capture_logs() as events:
+        async with echo_rig() as rig, open_channel(rig.target, token="good", aio=True) as channel:
+            call = method(channel, "unary_stream", "silent")(StringValue(), timeout=timeout_s)
+            await asyncio.sleep(0.2)
+            call.cancel()
+            assert await asyncio.wait_for(rig.echo.ended.get(), 10) == "closed"
+            await asyncio.wait_for(rig.interceptor.idle(), 10)
+    assert [e["code"] for e in events if e["event"] == "request.finished"] == [code]
 
 
 async def test_metrics_count_by_method_and_code() -> None:
