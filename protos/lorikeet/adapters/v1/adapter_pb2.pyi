@@ -41,6 +41,51 @@ REVISION_STATE_FAILED: RevisionState.ValueType  # 3
 REVISION_STATE_DELETING: RevisionState.ValueType  # 4
 Global___RevisionState: _TypeAlias = RevisionState  # noqa: Y015
 
+class _ProbeVerdict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ProbeVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ProbeVerdict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROBE_VERDICT_UNSPECIFIED: _ProbeVerdict.ValueType  # 0
+    PROBE_VERDICT_CHANGES: _ProbeVerdict.ValueType  # 1
+    PROBE_VERDICT_CHANGES_NOTHING: _ProbeVerdict.ValueType  # 2
+    """The adapter's log-probabilities differ from the base model's by no more than the base model's from its own."""
+    PROBE_VERDICT_NOT_FINITE: _ProbeVerdict.ValueType  # 3
+    """With the adapter the model's output is NaN or infinite."""
+
+class ProbeVerdict(_ProbeVerdict, metaclass=_ProbeVerdictEnumTypeWrapper): ...
+
+PROBE_VERDICT_UNSPECIFIED: ProbeVerdict.ValueType  # 0
+PROBE_VERDICT_CHANGES: ProbeVerdict.ValueType  # 1
+PROBE_VERDICT_CHANGES_NOTHING: ProbeVerdict.ValueType  # 2
+"""The adapter's log-probabilities differ from the base model's by no more than the base model's from its own."""
+PROBE_VERDICT_NOT_FINITE: ProbeVerdict.ValueType  # 3
+"""With the adapter the model's output is NaN or infinite."""
+Global___ProbeVerdict: _TypeAlias = ProbeVerdict  # noqa: Y015
+
+class _TensorRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TensorRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TensorRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TENSOR_ROLE_UNSPECIFIED: _TensorRole.ValueType  # 0
+    TENSOR_ROLE_LORA_A: _TensorRole.ValueType  # 1
+    TENSOR_ROLE_LORA_B: _TensorRole.ValueType  # 2
+    TENSOR_ROLE_BASE_WEIGHT: _TensorRole.ValueType  # 3
+    """A copy of the base model's own weight."""
+
+class TensorRole(_TensorRole, metaclass=_TensorRoleEnumTypeWrapper):
+    """A tensor's part in its pair, as its name in the file says."""
+
+TENSOR_ROLE_UNSPECIFIED: TensorRole.ValueType  # 0
+TENSOR_ROLE_LORA_A: TensorRole.ValueType  # 1
+TENSOR_ROLE_LORA_B: TensorRole.ValueType  # 2
+TENSOR_ROLE_BASE_WEIGHT: TensorRole.ValueType  # 3
+"""A copy of the base model's own weight."""
+Global___TensorRole: _TypeAlias = TensorRole  # noqa: Y015
+
 class _ExpertPacking:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -122,6 +167,7 @@ class Revision(_message.Message):
     MAX_RANK_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    PROBE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """tenants/{t}/adapters/{a}/revisions/{digest}"""
     digest: _builtins.str
@@ -135,6 +181,10 @@ class Revision(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def report(self) -> Global___UploadReport: ...
+    @_builtins.property
+    def probe(self) -> Global___Probe:
+        """What a node found when it compared the adapter with the base model; absent: not probed."""
+
     def __init__(
         self,
         *,
@@ -148,14 +198,62 @@ class Revision(_message.Message):
         max_rank: _builtins.int = ...,
         base_digest: _builtins.str = ...,
         report: Global___UploadReport | None = ...,
+        probe: Global___Probe | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "probe", b"probe", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "create_time", b"create_time", "digest", b"digest", "dtype", b"dtype", "failure", b"failure", "max_rank", b"max_rank", "name", b"name", "payload_bytes", b"payload_bytes", "report", b"report", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "create_time", b"create_time", "digest", b"digest", "dtype", b"dtype", "failure", b"failure", "max_rank", b"max_rank", "name", b"name", "payload_bytes", b"payload_bytes", "probe", b"probe", "report", b"report", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Revision: _TypeAlias = Revision  # noqa: Y015
+
+@_typing.final
+class Probe(_message.Message):
+    """One short prompt, with and without the adapter, in the same batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    MAX_DIFFERENCE_FIELD_NUMBER: _builtins.int
+    NOISE_FIELD_NUMBER: _builtins.int
+    TOP1_CHANGES_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    verdict: Global___ProbeVerdict.ValueType
+    max_difference: _builtins.float
+    """Largest difference of a log-probability: of the whole vocabulary at the last position, of the prompt's own
+    tokens at the others. 0 where the output is not finite.
+    """
+    noise: _builtins.float
+    """The same between two runs of the base model: what rounding alone makes. 0 where the device is exact."""
+    top1_changes: _builtins.int
+    """Positions at which another token became the most likely one."""
+    positions: _builtins.int
+    """Positions compared."""
+    node: _builtins.str
+    """Where, and when."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        verdict: Global___ProbeVerdict.ValueType = ...,
+        max_difference: _builtins.float = ...,
+        noise: _builtins.float = ...,
+        top1_changes: _builtins.int = ...,
+        positions: _builtins.int = ...,
+        node: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_difference", b"max_difference", "node", b"node", "noise", b"noise", "positions", b"positions", "time", b"time", "top1_changes", b"top1_changes", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Probe: _TypeAlias = Probe  # noqa: Y015
 
 @_typing.final
 class Adapter(_message.Message):
@@ -281,14 +379,30 @@ class UploadReport(_message.Message):
     TENSORS_NEUTRAL_FIELD_NUMBER: _builtins.int
     SITES_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    TENSORS_NOT_LISTED_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
+    FILE_BYTES_FIELD_NUMBER: _builtins.int
     tensors_total: _builtins.int
     tensors_used: _builtins.int
     tensors_neutral: _builtins.int
     """Provably without effect: zero B, copies of base weights."""
+    tensors_not_listed: _builtins.int
+    """Tensors beyond what a report holds, in none of the above; 0 but for files of many unlike names."""
+    file_bytes: _builtins.int
+    """Of all tensors, as they stand in the files."""
     @_builtins.property
     def sites(self) -> _containers.RepeatedCompositeFieldContainer[Global___MatchedSite]: ...
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorGroup]:
+        """Every tensor of the files; those that differ only in numbers of their names share an entry."""
+
+    @_builtins.property
+    def coverage(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiteCoverage]:
+        """Each kind of site that the base model has, also those that the adapter leaves alone."""
+
     def __init__(
         self,
         *,
@@ -297,14 +411,158 @@ class UploadReport(_message.Message):
         tensors_neutral: _builtins.int = ...,
         sites: _abc.Iterable[Global___MatchedSite] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        tensors: _abc.Iterable[Global___TensorGroup] | None = ...,
+        tensors_not_listed: _builtins.int = ...,
+        coverage: _abc.Iterable[Global___SiteCoverage] | None = ...,
+        file_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sites", b"sites", "tensors_neutral", b"tensors_neutral", "tensors_total", b"tensors_total", "tensors_used", b"tensors_used", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "file_bytes", b"file_bytes", "sites", b"sites", "tensors", b"tensors", "tensors_neutral", b"tensors_neutral", "tensors_not_listed", b"tensors_not_listed", "tensors_total", b"tensors_total", "tensors_used", b"tensors_used", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UploadReport: _TypeAlias = UploadReport  # noqa: Y015
+
+@_typing.final
+class TensorGroup(_message.Message):
+    """Tensors that were read alike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    INDICES_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SITE_FIELD_NUMBER: _builtins.int
+    SLICE_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    SCALING_FIELD_NUMBER: _builtins.int
+    NEUTRAL_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Their name in the file. "*" stands for a number; `indices` has one entry for each "*", in order."""
+    count: _builtins.int
+    role: Global___TensorRole.ValueType
+    dtype: _builtins.str
+    """As safetensors names it, e.g. "BF16"."""
+    bytes: _builtins.int
+    """Of all, in the files."""
+    site: _builtins.str
+    """The kind of site, e.g. "gate_up", and which of its slices, e.g. "gate"; empty: all of them. No site: neutral."""
+    slice: _builtins.str
+    layout: _builtins.str
+    """See MatchedSite."""
+    rank: _builtins.int
+    scale: _builtins.float
+    """What B A is multiplied by."""
+    scaling: _builtins.str
+    """How that came about, e.g. "16/8" or "16/sqrt(8)"."""
+    neutral: _builtins.str
+    """Why it changes nothing; empty where it may change something."""
+    @_builtins.property
+    def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Numbers as ranges, e.g. "0-3,5". The group holds a tensor for each combination."""
+
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each."""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        indices: _abc.Iterable[_builtins.str] | None = ...,
+        count: _builtins.int = ...,
+        role: Global___TensorRole.ValueType = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        dtype: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        site: _builtins.str = ...,
+        slice: _builtins.str = ...,
+        layout: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        scale: _builtins.float = ...,
+        scaling: _builtins.str = ...,
+        neutral: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "count", b"count", "dtype", b"dtype", "indices", b"indices", "key", b"key", "layout", b"layout", "neutral", b"neutral", "rank", b"rank", "role", b"role", "scale", b"scale", "scaling", b"scaling", "shape", b"shape", "site", b"site", "slice", b"slice"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TensorGroup: _TypeAlias = TensorGroup  # noqa: Y015
+
+@_typing.final
+class SiteCoverage(_message.Message):
+    """What an adapter has for one kind of site, over all layers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    LAYERS_WITHOUT_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    SCALES_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
+    SLICES_FIELD_NUMBER: _builtins.int
+    MIN_EXPERTS_FIELD_NUMBER: _builtins.int
+    MAX_EXPERTS_FIELD_NUMBER: _builtins.int
+    NUM_EXPERTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    layers: _builtins.str
+    """Layers with weights and without, as ranges; both empty for a site outside the layers."""
+    layers_without: _builtins.str
+    tensors: _builtins.int
+    """Tensors used; 0: the adapter leaves this kind of site alone."""
+    min_experts: _builtins.int
+    """Experts with weights, of `num_experts`: the fewest and the most that a layer has. 0 for other sites."""
+    max_experts: _builtins.int
+    num_experts: _builtins.int
+    bytes: _builtins.int
+    """In the payload."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ascending, each once."""
+
+    @_builtins.property
+    def scales(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def layouts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def slices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Slices with weights, e.g. "gate"; empty where the site has only one."""
+
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        layers: _builtins.str = ...,
+        layers_without: _builtins.str = ...,
+        tensors: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        scales: _abc.Iterable[_builtins.float] | None = ...,
+        layouts: _abc.Iterable[_builtins.str] | None = ...,
+        slices: _abc.Iterable[_builtins.str] | None = ...,
+        min_experts: _builtins.int = ...,
+        max_experts: _builtins.int = ...,
+        num_experts: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "layers", b"layers", "layers_without", b"layers_without", "layouts", b"layouts", "max_experts", b"max_experts", "min_experts", b"min_experts", "num_experts", b"num_experts", "ranks", b"ranks", "scales", b"scales", "site", b"site", "slices", b"slices", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SiteCoverage: _TypeAlias = SiteCoverage  # noqa: Y015
 
 @_typing.final
 class FileHeader(_message.Message):
@@ -344,6 +602,7 @@ class UploadHeader(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     EXPERT_PACKING_FIELD_NUMBER: _builtins.int
     EXPERT_ORIENTATION_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
     adapter: _builtins.str
     """tenants/{t}/adapters/{a}, or "t/a"."""
     validate_only: _builtins.bool
@@ -352,6 +611,8 @@ class UploadHeader(_message.Message):
     """A repeated upload with this id and the same files resumes where the first one stopped."""
     expert_packing: Global___ExpertPacking.ValueType
     expert_orientation: Global___ExpertOrientation.ValueType
+    base_digest: _builtins.str
+    """The base model that it is for, as GetModel's base_digest; empty: the one that a node told last."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Aliases to point at the new revision."""
@@ -368,10 +629,11 @@ class UploadHeader(_message.Message):
         files: _abc.Iterable[Global___FileHeader] | None = ...,
         expert_packing: Global___ExpertPacking.ValueType = ...,
         expert_orientation: Global___ExpertOrientation.ValueType = ...,
+        base_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "aliases", b"aliases", "expert_orientation", b"expert_orientation", "expert_packing", b"expert_packing", "files", b"files", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "aliases", b"aliases", "base_digest", b"base_digest", "expert_orientation", b"expert_orientation", "expert_packing", b"expert_packing", "files", b"files", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -909,3 +1171,45 @@ class GetPlacementResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPlacementResponse: _TypeAlias = GetPlacementResponse  # noqa: Y015
+
+@_typing.final
+class ProbeAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """t/a, t/a@alias or a resource name."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeAdapterRequest: _TypeAlias = ProbeAdapterRequest  # noqa: Y015
+
+@_typing.final
+class ProbeAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def revision(self) -> Global___Revision:
+        """With its `probe`."""
+
+    def __init__(
+        self,
+        *,
+        revision: Global___Revision | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeAdapterResponse: _TypeAlias = ProbeAdapterResponse  # noqa: Y015

@@ -80,6 +80,11 @@ class AdapterServiceStub:
                 request_serializer=lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.UnloadAdapterRequest.SerializeToString,
                 response_deserializer=lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
+        self.ProbeAdapter = channel.unary_unary(
+                '/lorikeet.adapters.v1.AdapterService/ProbeAdapter',
+                request_serializer=lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.ProbeAdapterRequest.SerializeToString,
+                response_deserializer=lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.ProbeAdapterResponse.FromString,
+                _registered_method=True)
         self.GetPlacement = channel.unary_unary(
                 '/lorikeet.adapters.v1.AdapterService/GetPlacement',
                 request_serializer=lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.GetPlacementRequest.SerializeToString,
@@ -146,6 +151,13 @@ class AdapterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProbeAdapter(self, request, context):
+        """Compares the adapter with the base model on one node, and records what came of it at the revision.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPlacement(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -199,6 +211,11 @@ def add_AdapterServiceServicer_to_server(servicer, server):
                     servicer.UnloadAdapter,
                     request_deserializer=lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.UnloadAdapterRequest.FromString,
                     response_serializer=lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ProbeAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbeAdapter,
+                    request_deserializer=lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.ProbeAdapterRequest.FromString,
+                    response_serializer=lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.ProbeAdapterResponse.SerializeToString,
             ),
             'GetPlacement': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPlacement,
@@ -450,6 +467,33 @@ class AdapterService:
             '/lorikeet.adapters.v1.AdapterService/UnloadAdapter',
             lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.UnloadAdapterRequest.SerializeToString,
             lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbeAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorikeet.adapters.v1.AdapterService/ProbeAdapter',
+            lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.ProbeAdapterRequest.SerializeToString,
+            lorikeet_dot_adapters_dot_v1_dot_adapter__pb2.ProbeAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

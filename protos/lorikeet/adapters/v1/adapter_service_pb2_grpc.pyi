@@ -43,6 +43,8 @@ class AdapterServiceStub:
     LoadAdapter: _grpc.UnaryUnaryMultiCallable[_adapter_pb2.LoadAdapterRequest, _adapter_pb2.LoadAdapterResponse]
     """Asks for residency now; returns when every node that should hold it does, or says why not."""
     UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_adapter_pb2.UnloadAdapterRequest, _adapter_pb2.UnloadAdapterResponse]
+    ProbeAdapter: _grpc.UnaryUnaryMultiCallable[_adapter_pb2.ProbeAdapterRequest, _adapter_pb2.ProbeAdapterResponse]
+    """Compares the adapter with the base model on one node, and records what came of it at the revision."""
     GetPlacement: _grpc.UnaryUnaryMultiCallable[_adapter_pb2.GetPlacementRequest, _adapter_pb2.GetPlacementResponse]
 
 @_typing.type_check_only
@@ -60,6 +62,8 @@ class AdapterServiceAsyncStub(AdapterServiceStub):
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_adapter_pb2.LoadAdapterRequest, _adapter_pb2.LoadAdapterResponse]  # type: ignore[assignment]
     """Asks for residency now; returns when every node that should hold it does, or says why not."""
     UnloadAdapter: _aio.UnaryUnaryMultiCallable[_adapter_pb2.UnloadAdapterRequest, _adapter_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    ProbeAdapter: _aio.UnaryUnaryMultiCallable[_adapter_pb2.ProbeAdapterRequest, _adapter_pb2.ProbeAdapterResponse]  # type: ignore[assignment]
+    """Compares the adapter with the base model on one node, and records what came of it at the revision."""
     GetPlacement: _aio.UnaryUnaryMultiCallable[_adapter_pb2.GetPlacementRequest, _adapter_pb2.GetPlacementResponse]  # type: ignore[assignment]
 
 class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -128,6 +132,14 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _adapter_pb2.UnloadAdapterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_adapter_pb2.UnloadAdapterResponse, _abc.Awaitable[_adapter_pb2.UnloadAdapterResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ProbeAdapter(
+        self,
+        request: _adapter_pb2.ProbeAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_adapter_pb2.ProbeAdapterResponse, _abc.Awaitable[_adapter_pb2.ProbeAdapterResponse]]:
+        """Compares the adapter with the base model on one node, and records what came of it at the revision."""
 
     @_abc_1.abstractmethod
     def GetPlacement(

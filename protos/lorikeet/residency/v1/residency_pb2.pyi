@@ -42,6 +42,25 @@ RESIDENCY_TIER_COPYING: ResidencyTier.ValueType  # 4
 RESIDENCY_TIER_ACTIVE: ResidencyTier.ValueType  # 5
 Global___ResidencyTier: _TypeAlias = ResidencyTier  # noqa: Y015
 
+class _ProbeVerdict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ProbeVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ProbeVerdict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROBE_VERDICT_UNSPECIFIED: _ProbeVerdict.ValueType  # 0
+    PROBE_VERDICT_CHANGES: _ProbeVerdict.ValueType  # 1
+    PROBE_VERDICT_CHANGES_NOTHING: _ProbeVerdict.ValueType  # 2
+    PROBE_VERDICT_NOT_FINITE: _ProbeVerdict.ValueType  # 3
+
+class ProbeVerdict(_ProbeVerdict, metaclass=_ProbeVerdictEnumTypeWrapper): ...
+
+PROBE_VERDICT_UNSPECIFIED: ProbeVerdict.ValueType  # 0
+PROBE_VERDICT_CHANGES: ProbeVerdict.ValueType  # 1
+PROBE_VERDICT_CHANGES_NOTHING: ProbeVerdict.ValueType  # 2
+PROBE_VERDICT_NOT_FINITE: ProbeVerdict.ValueType  # 3
+Global___ProbeVerdict: _TypeAlias = ProbeVerdict  # noqa: Y015
+
 @_typing.final
 class CatalogTenant(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -669,3 +688,55 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class ProbeAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeAdapterRequest: _TypeAlias = ProbeAdapterRequest  # noqa: Y015
+
+@_typing.final
+class ProbeAdapterResponse(_message.Message):
+    """See lorikeet.adapters.v1.Probe."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    MAX_DIFFERENCE_FIELD_NUMBER: _builtins.int
+    NOISE_FIELD_NUMBER: _builtins.int
+    TOP1_CHANGES_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    verdict: Global___ProbeVerdict.ValueType
+    max_difference: _builtins.float
+    noise: _builtins.float
+    top1_changes: _builtins.int
+    positions: _builtins.int
+    def __init__(
+        self,
+        *,
+        verdict: Global___ProbeVerdict.ValueType = ...,
+        max_difference: _builtins.float = ...,
+        noise: _builtins.float = ...,
+        top1_changes: _builtins.int = ...,
+        positions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_difference", b"max_difference", "noise", b"noise", "positions", b"positions", "top1_changes", b"top1_changes", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeAdapterResponse: _TypeAlias = ProbeAdapterResponse  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lorikeet.residency.v1 import residency_pb2 as lorikeet_dot_residency_dot_v1_dot_residency__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-lorikeet/residency/v1/residency_service.proto\x12\x15lorikeet.residency.v1\x1a%lorikeet/residency/v1/residency.proto2\xe5\x05\n\x10ResidencyService\x12\x66\n\x0bSyncCatalog\x12).lorikeet.residency.v1.SyncCatalogRequest\x1a*.lorikeet.residency.v1.SyncCatalogResponse(\x01\x12\x66\n\x0bLoadAdapter\x12).lorikeet.residency.v1.LoadAdapterRequest\x1a*.lorikeet.residency.v1.LoadAdapterResponse(\x01\x12j\n\rUnloadAdapter\x12+.lorikeet.residency.v1.UnloadAdapterRequest\x1a,.lorikeet.residency.v1.UnloadAdapterResponse\x12g\n\x0cListResident\x12*.lorikeet.residency.v1.ListResidentRequest\x1a+.lorikeet.residency.v1.ListResidentResponse\x12o\n\x0eWatchResidency\x12,.lorikeet.residency.v1.WatchResidencyRequest\x1a-.lorikeet.residency.v1.WatchResidencyResponse0\x01\x12g\n\x0cRefuseDemand\x12*.lorikeet.residency.v1.RefuseDemandRequest\x1a+.lorikeet.residency.v1.RefuseDemandResponse\x12R\n\x05\x44rain\x12#.lorikeet.residency.v1.DrainRequest\x1a$.lorikeet.residency.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-lorikeet/residency/v1/residency_service.proto\x12\x15lorikeet.residency.v1\x1a%lorikeet/residency/v1/residency.proto2\xce\x06\n\x10ResidencyService\x12\x66\n\x0bSyncCatalog\x12).lorikeet.residency.v1.SyncCatalogRequest\x1a*.lorikeet.residency.v1.SyncCatalogResponse(\x01\x12\x66\n\x0bLoadAdapter\x12).lorikeet.residency.v1.LoadAdapterRequest\x1a*.lorikeet.residency.v1.LoadAdapterResponse(\x01\x12j\n\rUnloadAdapter\x12+.lorikeet.residency.v1.UnloadAdapterRequest\x1a,.lorikeet.residency.v1.UnloadAdapterResponse\x12g\n\x0cListResident\x12*.lorikeet.residency.v1.ListResidentRequest\x1a+.lorikeet.residency.v1.ListResidentResponse\x12o\n\x0eWatchResidency\x12,.lorikeet.residency.v1.WatchResidencyRequest\x1a-.lorikeet.residency.v1.WatchResidencyResponse0\x01\x12g\n\x0cRefuseDemand\x12*.lorikeet.residency.v1.RefuseDemandRequest\x1a+.lorikeet.residency.v1.RefuseDemandResponse\x12g\n\x0cProbeAdapter\x12*.lorikeet.residency.v1.ProbeAdapterRequest\x1a+.lorikeet.residency.v1.ProbeAdapterResponse\x12R\n\x05\x44rain\x12#.lorikeet.residency.v1.DrainRequest\x1a$.lorikeet.residency.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lorikeet.residency.v1.resid
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESIDENCYSERVICE']._serialized_start=112
-  _globals['_RESIDENCYSERVICE']._serialized_end=853
+  _globals['_RESIDENCYSERVICE']._serialized_end=958
 # @@protoc_insertion_point(module_scope)

@@ -65,6 +65,11 @@ class ResidencyServiceStub:
                 request_serializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandRequest.SerializeToString,
                 response_deserializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandResponse.FromString,
                 _registered_method=True)
+        self.ProbeAdapter = channel.unary_unary(
+                '/lorikeet.residency.v1.ResidencyService/ProbeAdapter',
+                request_serializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.ProbeAdapterRequest.SerializeToString,
+                response_deserializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.ProbeAdapterResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/lorikeet.residency.v1.ResidencyService/Drain',
                 request_serializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.DrainRequest.SerializeToString,
@@ -113,6 +118,13 @@ class ResidencyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProbeAdapter(self, request, context):
+        """Runs a short prompt with and without the revision, as ordinary requests that no tenant is charged for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -151,6 +163,11 @@ def add_ResidencyServiceServicer_to_server(servicer, server):
                     servicer.RefuseDemand,
                     request_deserializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandRequest.FromString,
                     response_serializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandResponse.SerializeToString,
+            ),
+            'ProbeAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbeAdapter,
+                    request_deserializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.ProbeAdapterRequest.FromString,
+                    response_serializer=lorikeet_dot_residency_dot_v1_dot_residency__pb2.ProbeAdapterResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -321,6 +338,33 @@ class ResidencyService:
             '/lorikeet.residency.v1.ResidencyService/RefuseDemand',
             lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandRequest.SerializeToString,
             lorikeet_dot_residency_dot_v1_dot_residency__pb2.RefuseDemandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbeAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorikeet.residency.v1.ResidencyService/ProbeAdapter',
+            lorikeet_dot_residency_dot_v1_dot_residency__pb2.ProbeAdapterRequest.SerializeToString,
+            lorikeet_dot_residency_dot_v1_dot_residency__pb2.ProbeAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

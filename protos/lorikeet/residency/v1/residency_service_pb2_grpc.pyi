@@ -40,6 +40,8 @@ class ResidencyServiceStub:
     WatchResidency: _grpc.UnaryStreamMultiCallable[_residency_pb2.WatchResidencyRequest, _residency_pb2.WatchResidencyResponse]
     RefuseDemand: _grpc.UnaryUnaryMultiCallable[_residency_pb2.RefuseDemandRequest, _residency_pb2.RefuseDemandResponse]
     """Requests that wait for the revision end with FAILED_PRECONDITION instead of waiting on."""
+    ProbeAdapter: _grpc.UnaryUnaryMultiCallable[_residency_pb2.ProbeAdapterRequest, _residency_pb2.ProbeAdapterResponse]
+    """Runs a short prompt with and without the revision, as ordinary requests that no tenant is charged for."""
     Drain: _grpc.UnaryUnaryMultiCallable[_residency_pb2.DrainRequest, _residency_pb2.DrainResponse]
 
 @_typing.type_check_only
@@ -54,6 +56,8 @@ class ResidencyServiceAsyncStub(ResidencyServiceStub):
     WatchResidency: _aio.UnaryStreamMultiCallable[_residency_pb2.WatchResidencyRequest, _residency_pb2.WatchResidencyResponse]  # type: ignore[assignment]
     RefuseDemand: _aio.UnaryUnaryMultiCallable[_residency_pb2.RefuseDemandRequest, _residency_pb2.RefuseDemandResponse]  # type: ignore[assignment]
     """Requests that wait for the revision end with FAILED_PRECONDITION instead of waiting on."""
+    ProbeAdapter: _aio.UnaryUnaryMultiCallable[_residency_pb2.ProbeAdapterRequest, _residency_pb2.ProbeAdapterResponse]  # type: ignore[assignment]
+    """Runs a short prompt with and without the revision, as ordinary requests that no tenant is charged for."""
     Drain: _aio.UnaryUnaryMultiCallable[_residency_pb2.DrainRequest, _residency_pb2.DrainResponse]  # type: ignore[assignment]
 
 class ResidencyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -101,6 +105,14 @@ class ResidencyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_residency_pb2.RefuseDemandResponse, _abc.Awaitable[_residency_pb2.RefuseDemandResponse]]:
         """Requests that wait for the revision end with FAILED_PRECONDITION instead of waiting on."""
+
+    @_abc_1.abstractmethod
+    def ProbeAdapter(
+        self,
+        request: _residency_pb2.ProbeAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_residency_pb2.ProbeAdapterResponse, _abc.Awaitable[_residency_pb2.ProbeAdapterResponse]]:
+        """Runs a short prompt with and without the revision, as ordinary requests that no tenant is charged for."""
 
     @_abc_1.abstractmethod
     def Drain(
