@@ -19,6 +19,7 @@ class Limits:
     max_active_adapters: int
     adapter_arena_bytes: int
     host_pool_bytes: int
+    max_samples: int
 
 
 @dataclass(frozen=True, slots=True)

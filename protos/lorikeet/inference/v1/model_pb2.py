@@ -24,31 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!lorikeet/inference/v1/model.proto\x12\x15lorikeet.inference.v1\"\x11\n\x0fGetModelRequest\"\x92\x02\n\x06Limits\x12\x1a\n\x12max_context_tokens\x18\x01 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x02 \x01(\r\x12\x1c\n\x14max_waiting_requests\x18\x03 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x04 \x01(\r\x12\x18\n\x10max_top_logprobs\x18\x05 \x01(\r\x12\x18\n\x10max_stop_strings\x18\x06 \x01(\r\x12\x10\n\x08max_rank\x18\x07 \x01(\r\x12\x1b\n\x13max_active_adapters\x18\x08 \x01(\r\x12\x1b\n\x13\x61\x64\x61pter_arena_bytes\x18\t \x01(\x04\x12\x17\n\x0fhost_pool_bytes\x18\n \x01(\x04\"@\n\tSiteSlice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cout_features\x18\x02 \x01(\r\x12\x0f\n\x07modules\x18\x03 \x03(\t\"\x9c\x03\n\x08LoraSite\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\x05layer\x18\x02 \x01(\rH\x00\x88\x01\x01\x12-\n\x04kind\x18\x03 \x01(\x0e\x32\x1f.lorikeet.inference.v1.SiteKind\x12\x13\n\x0bin_features\x18\x04 \x01(\r\x12\x14\n\x0cout_features\x18\x05 \x01(\r\x12\x13\n\x0bnum_experts\x18\x06 \x01(\r\x12\x30\n\x06slices\x18\x07 \x03(\x0b\x32 .lorikeet.inference.v1.SiteSlice\x12\x32\n\trow_order\x18\x08 \x01(\x0e\x32\x1f.lorikeet.inference.v1.RowOrder\x12\x17\n\x0f\x66used_parameter\x18\t \x01(\t\x12@\n\x10parameter_layout\x18\n \x01(\x0e\x32&.lorikeet.inference.v1.ParameterLayout\x12\x19\n\x11\x62\x61se_weight_dtype\x18\x0b \x01(\t\x12\x1a\n\x12\x62\x61se_weight_sha256\x18\x0c \x01(\tB\x08\n\x06_layer\"`\n\nLoraSchema\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12.\n\x05sites\x18\x02 \x03(\x0b\x32\x1f.lorikeet.inference.v1.LoraSite\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\xfa\x02\n\x0c\x45ngineStatus\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\r\x12\x1b\n\x13kv_blocks_available\x18\x04 \x01(\r\x12\x16\n\x0e\x61\x64\x61pter_leases\x18\x05 \x01(\r\x12\x17\n\x0f\x61\x63tive_adapters\x18\x06 \x01(\r\x12\x15\n\rhost_adapters\x18\x07 \x01(\r\x12\x18\n\x10\x61rena_used_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fhost_used_bytes\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x15\n\radapter_loads\x18\x0c \x01(\x04\x12\x19\n\x11\x61\x64\x61pter_evictions\x18\r \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\x0e \x01(\x04\x12\x14\n\x0c\x63ompilations\x18\x0f \x01(\x04\"\x9f\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12-\n\x06limits\x18\x07 \x01(\x0b\x32\x1d.lorikeet.inference.v1.Limits\x12\x36\n\x0blora_schema\x18\x08 \x01(\x0b\x32!.lorikeet.inference.v1.LoraSchema\x12\x33\n\x06status\x18\t \x01(\x0b\x32#.lorikeet.inference.v1.EngineStatus*k\n\x08SiteKind\x12\x19\n\x15SITE_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10SITE_KIND_LINEAR\x10\x01\x12\x15\n\x11SITE_KIND_EXPERTS\x10\x02\x12\x17\n\x13SITE_KIND_EMBEDDING\x10\x03*m\n\x0fParameterLayout\x12 \n\x1cPARAMETER_LAYOUT_UNSPECIFIED\x10\x00\x12\x1b\n\x17PARAMETER_LAYOUT_OUT_IN\x10\x01\x12\x1b\n\x17PARAMETER_LAYOUT_IN_OUT\x10\x02*\\\n\x08RowOrder\x12\x19\n\x15ROW_ORDER_UNSPECIFIED\x10\x00\x12\x1a\n\x16ROW_ORDER_CONCATENATED\x10\x01\x12\x19\n\x15ROW_ORDER_INTERLEAVED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!lorikeet/inference/v1/model.proto\x12\x15lorikeet.inference.v1\"\x11\n\x0fGetModelRequest\"\xa7\x02\n\x06Limits\x12\x1a\n\x12max_context_tokens\x18\x01 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x02 \x01(\r\x12\x1c\n\x14max_waiting_requests\x18\x03 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x04 \x01(\r\x12\x18\n\x10max_top_logprobs\x18\x05 \x01(\r\x12\x18\n\x10max_stop_strings\x18\x06 \x01(\r\x12\x10\n\x08max_rank\x18\x07 \x01(\r\x12\x1b\n\x13max_active_adapters\x18\x08 \x01(\r\x12\x1b\n\x13\x61\x64\x61pter_arena_bytes\x18\t \x01(\x04\x12\x17\n\x0fhost_pool_bytes\x18\n \x01(\x04\x12\x13\n\x0bmax_samples\x18\x0b \x01(\r\"@\n\tSiteSlice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cout_features\x18\x02 \x01(\r\x12\x0f\n\x07modules\x18\x03 \x03(\t\"\x9c\x03\n\x08LoraSite\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\x05layer\x18\x02 \x01(\rH\x00\x88\x01\x01\x12-\n\x04kind\x18\x03 \x01(\x0e\x32\x1f.lorikeet.inference.v1.SiteKind\x12\x13\n\x0bin_features\x18\x04 \x01(\r\x12\x14\n\x0cout_features\x18\x05 \x01(\r\x12\x13\n\x0bnum_experts\x18\x06 \x01(\r\x12\x30\n\x06slices\x18\x07 \x03(\x0b\x32 .lorikeet.inference.v1.SiteSlice\x12\x32\n\trow_order\x18\x08 \x01(\x0e\x32\x1f.lorikeet.inference.v1.RowOrder\x12\x17\n\x0f\x66used_parameter\x18\t \x01(\t\x12@\n\x10parameter_layout\x18\n \x01(\x0e\x32&.lorikeet.inference.v1.ParameterLayout\x12\x19\n\x11\x62\x61se_weight_dtype\x18\x0b \x01(\t\x12\x1a\n\x12\x62\x61se_weight_sha256\x18\x0c \x01(\tB\x08\n\x06_layer\"`\n\nLoraSchema\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12.\n\x05sites\x18\x02 \x03(\x0b\x32\x1f.lorikeet.inference.v1.LoraSite\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\xfa\x02\n\x0c\x45ngineStatus\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\r\x12\x1b\n\x13kv_blocks_available\x18\x04 \x01(\r\x12\x16\n\x0e\x61\x64\x61pter_leases\x18\x05 \x01(\r\x12\x17\n\x0f\x61\x63tive_adapters\x18\x06 \x01(\r\x12\x15\n\rhost_adapters\x18\x07 \x01(\r\x12\x18\n\x10\x61rena_used_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fhost_used_bytes\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x15\n\radapter_loads\x18\x0c \x01(\x04\x12\x19\n\x11\x61\x64\x61pter_evictions\x18\r \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\x0e \x01(\x04\x12\x14\n\x0c\x63ompilations\x18\x0f \x01(\x04\"\x9f\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12-\n\x06limits\x18\x07 \x01(\x0b\x32\x1d.lorikeet.inference.v1.Limits\x12\x36\n\x0blora_schema\x18\x08 \x01(\x0b\x32!.lorikeet.inference.v1.LoraSchema\x12\x33\n\x06status\x18\t \x01(\x0b\x32#.lorikeet.inference.v1.EngineStatus*k\n\x08SiteKind\x12\x19\n\x15SITE_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10SITE_KIND_LINEAR\x10\x01\x12\x15\n\x11SITE_KIND_EXPERTS\x10\x02\x12\x17\n\x13SITE_KIND_EMBEDDING\x10\x03*m\n\x0fParameterLayout\x12 \n\x1cPARAMETER_LAYOUT_UNSPECIFIED\x10\x00\x12\x1b\n\x17PARAMETER_LAYOUT_OUT_IN\x10\x01\x12\x1b\n\x17PARAMETER_LAYOUT_IN_OUT\x10\x02*\\\n\x08RowOrder\x12\x19\n\x15ROW_ORDER_UNSPECIFIED\x10\x00\x12\x1a\n\x16ROW_ORDER_CONCATENATED\x10\x01\x12\x19\n\x15ROW_ORDER_INTERLEAVED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lorikeet.inference.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SITEKIND']._serialized_start=1606
-  _globals['_SITEKIND']._serialized_end=1713
-  _globals['_PARAMETERLAYOUT']._serialized_start=1715
-  _globals['_PARAMETERLAYOUT']._serialized_end=1824
-  _globals['_ROWORDER']._serialized_start=1826
-  _globals['_ROWORDER']._serialized_end=1918
+  _globals['_SITEKIND']._serialized_start=1627
+  _globals['_SITEKIND']._serialized_end=1734
+  _globals['_PARAMETERLAYOUT']._serialized_start=1736
+  _globals['_PARAMETERLAYOUT']._serialized_end=1845
+  _globals['_ROWORDER']._serialized_start=1847
+  _globals['_ROWORDER']._serialized_end=1939
   _globals['_GETMODELREQUEST']._serialized_start=60
   _globals['_GETMODELREQUEST']._serialized_end=77
   _globals['_LIMITS']._serialized_start=80
-  _globals['_LIMITS']._serialized_end=354
-  _globals['_SITESLICE']._serialized_start=356
-  _globals['_SITESLICE']._serialized_end=420
-  _globals['_LORASITE']._serialized_start=423
-  _globals['_LORASITE']._serialized_end=835
-  _globals['_LORASCHEMA']._serialized_start=837
-  _globals['_LORASCHEMA']._serialized_end=933
-  _globals['_ENGINESTATUS']._serialized_start=936
-  _globals['_ENGINESTATUS']._serialized_end=1314
-  _globals['_GETMODELRESPONSE']._serialized_start=1317
-  _globals['_GETMODELRESPONSE']._serialized_end=1604
+  _globals['_LIMITS']._serialized_end=375
+  _globals['_SITESLICE']._serialized_start=377
+  _globals['_SITESLICE']._serialized_end=441
+  _globals['_LORASITE']._serialized_start=444
+  _globals['_LORASITE']._serialized_end=856
+  _globals['_LORASCHEMA']._serialized_start=858
+  _globals['_LORASCHEMA']._serialized_end=954
+  _globals['_ENGINESTATUS']._serialized_start=957
+  _globals['_ENGINESTATUS']._serialized_end=1335
+  _globals['_GETMODELRESPONSE']._serialized_start=1338
+  _globals['_GETMODELRESPONSE']._serialized_end=1625
 # @@protoc_insertion_point(module_scope)

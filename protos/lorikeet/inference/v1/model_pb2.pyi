@@ -113,6 +113,7 @@ class Limits(_message.Message):
     MAX_ACTIVE_ADAPTERS_FIELD_NUMBER: _builtins.int
     ADAPTER_ARENA_BYTES_FIELD_NUMBER: _builtins.int
     HOST_POOL_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_SAMPLES_FIELD_NUMBER: _builtins.int
     max_context_tokens: _builtins.int
     max_running_requests: _builtins.int
     max_waiting_requests: _builtins.int
@@ -125,6 +126,8 @@ class Limits(_message.Message):
     """Adapters that one batch may mix."""
     adapter_arena_bytes: _builtins.int
     host_pool_bytes: _builtins.int
+    max_samples: _builtins.int
+    """Largest SamplingParams.n. Each sample is one of the running or waiting requests above."""
     def __init__(
         self,
         *,
@@ -138,10 +141,11 @@ class Limits(_message.Message):
         max_active_adapters: _builtins.int = ...,
         adapter_arena_bytes: _builtins.int = ...,
         host_pool_bytes: _builtins.int = ...,
+        max_samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_arena_bytes", b"adapter_arena_bytes", "host_pool_bytes", b"host_pool_bytes", "max_active_adapters", b"max_active_adapters", "max_context_tokens", b"max_context_tokens", "max_rank", b"max_rank", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_stop_strings", b"max_stop_strings", "max_top_logprobs", b"max_top_logprobs", "max_waiting_requests", b"max_waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_arena_bytes", b"adapter_arena_bytes", "host_pool_bytes", b"host_pool_bytes", "max_active_adapters", b"max_active_adapters", "max_context_tokens", b"max_context_tokens", "max_rank", b"max_rank", "max_running_requests", b"max_running_requests", "max_samples", b"max_samples", "max_step_tokens", b"max_step_tokens", "max_stop_strings", b"max_stop_strings", "max_top_logprobs", b"max_top_logprobs", "max_waiting_requests", b"max_waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
