@@ -45,3 +45,8 @@ class SamplingParams:
     def changes_logits(self) -> bool:
         """Whether logits are changed before temperature; else the model's own are sampled as they are."""
         return bool(self.has_penalties or self.logit_bias or self.min_tokens or self.bad_words)
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        """Whether the host must know all tokens so far to say how the next one's logits change."""
+        return any(len(word) > 1 for word in self.bad_words)

@@ -41,9 +41,10 @@ def paged_attention_reference(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `paged_attention`."""
-    starts = metadata.query_starts_host
+    starts = metadata.query_starts_host or metadata.query_starts.tolist()
+    lengths = metadata.sequence_lens_host or metadata.sequence_lens.tolist()
     block_tokens = key_cache.shape[1]
-    for index, length in enumerate(metadata.sequence_lens_host):
+    for index, length in enumerate(lengths):
         begin, end = starts[index], starts[index + 1]
         # Whole blocks before the first visible key are skipped, so a window or a chunk bounds the work.
         first = _first_visible(length - (end - begin), window, chunk) // block_tokens

@@ -25,6 +25,7 @@ from lorikeet_kernels.paged_attention import paged_attention_reference
 from lorikeet_kernels.paged_decode import paged_decode
 from lorikeet_kernels.paged_prefill import paged_prefill
 from lorikeet_kernels.penalties import Penalties, penalize_reference, penalize_rows
+from lorikeet_kernels.pending_tokens import pending_tokens_reference, read_pending
 from lorikeet_kernels.rms_norm import norm_rows, rms_norm_reference
 from lorikeet_kernels.sample_rows import sample_rows
 from lorikeet_kernels.sampling import SamplingBatch, sample_reference
@@ -55,6 +56,16 @@ def check_expert_blocks() -> None:
             got = cut_blocks(chosen, experts, rows)
             assert torch.equal(got.order, expected.order)
             assert torch.equal(got.blocks[:, :3], expected.blocks[:, :3])
+
+
+def check_pending_tokens() -> None:
+    """Known and pending ids in turn, one to several programs, a place without a token."""
+    sampled = torch.arange(1000, 1065)
+    sampled[3] = -1
+    for count in (1, 7, 256, 600):
+        places = torch.arange(count) % 65
+        ids = torch.where(torch.arange(count) % 3 == 0, -1 - places, torch.arange(count))
+        assert torch.equal(read_pending(ids, sampled), pending_tokens_reference(ids, sampled))
 
 
 def check_moe_sum() -> None:
@@ -326,6 +337,7 @@ CASES: dict[str, Callable[[], None]] = {
     "top_k_bounds": check_top_k_bounds,
     "all_cuts": check_all_cuts,
     "penalties": check_penalties,
+    "pending_tokens": check_pending_tokens,
     "row_ops": check_row_ops,
     "expert_gemm": check_expert_gemm,
     "moe_sum": check_moe_sum,
