@@ -174,15 +174,17 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
-        """Stream one request's outputs, the last with `finish`. Closing the iterator aborts the request.
+        """Stream one request's outputs, the last of each sample with `finish`, until all samples have ended.
+
+        Closing the iterator aborts what still runs. A sample that fails fails the request.
 
         Raises:
             EngineDeadError: the engine process ended before the request did.
         """
         ...
 
-    def abort(self, request_id: str) -> None:
-        """Stop a request within two steps; unknown ids are fine. Never blocks, never awaits."""
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Stop a request, or one sample of it, within two steps; unknown ones are fine. Never blocks."""
         ...
 
     async def status(self) -> EngineStatus:

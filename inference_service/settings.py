@@ -80,6 +80,7 @@ class Settings(BaseSettings):
     max_context_tokens: Count | None = Field(None, description="Default: the model's own.")
     max_top_logprobs: Annotated[int, Field(ge=0)] = 20
     max_stop_strings: Annotated[int, Field(ge=0)] = 16
+    max_samples: Count = Field(64, description="Most samples of one request (n).")
     max_rank: Count = Field(128, description="Largest LoRA rank of a site.")
     max_active_adapters: Count = Field(16, description="Adapters that one batch may mix.")
     adapter_arena_bytes: Count = Field(1 << 30, description="Device memory for adapters.")
@@ -140,6 +141,7 @@ class Settings(BaseSettings):
             max_context_tokens=self.max_context_tokens,
             max_top_logprobs=self.max_top_logprobs,
             max_stop_strings=self.max_stop_strings,
+            max_samples=self.max_samples,
             max_rank=self.max_rank,
             max_active_adapters=self.max_active_adapters,
             arena_bytes=self.adapter_arena_bytes,

@@ -26,8 +26,8 @@ from lorikeet_rpc.channel import ClientTls
 class AsyncGenerationStream(StreamFold):
     """Iterates deltas. Leaving its `async with` block, or `close`, stops the work on the server."""
 
-    def __init__(self, call: Any) -> None:
-        super().__init__()
+    def __init__(self, call: Any, num_samples: int = 1) -> None:
+        super().__init__(num_samples)
         self._call = call
 
     async def __aenter__(self) -> Self:
@@ -107,7 +107,9 @@ class AsyncLorikeet:
     ) -> AsyncGenerationStream:
         """Stream text. Nothing is repeated by itself: what was shown cannot be taken back."""
         request = generation_messages.generate_request(prompt, **options)
-        return AsyncGenerationStream(self._transport.generate(request, timeout_s))
+        return AsyncGenerationStream(
+            self._transport.generate(request, timeout_s), generation_messages.num_samples(request)
+        )
 
     async def complete(
         self, prompt: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]

@@ -23,8 +23,8 @@ from lorikeet_rpc.channel import ClientTls
 class GenerationStream(StreamFold):
     """An iterator of deltas. Leaving its `with` block, or `close`, stops the work on the server."""
 
-    def __init__(self, call: Any) -> None:
-        super().__init__()
+    def __init__(self, call: Any, num_samples: int = 1) -> None:
+        super().__init__(num_samples)
         self._call = call
 
     def __enter__(self) -> Self:
@@ -104,7 +104,9 @@ class Lorikeet:
     ) -> GenerationStream:
         """Stream text. Nothing is repeated by itself: what was shown cannot be taken back."""
         request = generation_messages.generate_request(prompt, **options)
-        return GenerationStream(self._transport.generate(request, timeout_s))
+        return GenerationStream(
+            self._transport.generate(request, timeout_s), generation_messages.num_samples(request)
+        )
 
     def complete(
         self, prompt: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]

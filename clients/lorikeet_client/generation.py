@@ -11,7 +11,8 @@ class SamplingParams:
     """How tokens are chosen. None leaves a field to the model's own default, which the server documents.
 
     Names, ranges and meanings are vLLM's. `logit_bias` maps token ids to what is added to their logits.
-    Log-probabilities are the model's own, before anything here changes them.
+    Log-probabilities are the model's own, before anything here changes them. `n` samples of one prompt are
+    read from `Completion.samples`, or by `Delta.index`.
     """
 
     temperature: float | None = None
@@ -33,6 +34,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     min_tokens: int | None = None
     bad_words: Sequence[str] = ()
+    n: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,10 @@ class AdapterTier(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts; `cached_tokens` of the prompt came from the prefix cache."""
+    """Token counts; `cached_tokens` of the prompt came from the prefix cache.
+
+    The prompt is counted with sample 0 alone: the samples' usages add up to the request's.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -149,7 +154,10 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One piece of a stream. All pieces' `text`, joined, is the whole text; `finish` is on the last one."""
+    """One piece of a stream, of the sample `index`.
+
+    The `text` of all its pieces, joined, is a sample's whole text; `finish` is on its last one.
+    """
 
     request_id: str
     sequence: int
@@ -157,17 +165,54 @@ class Delta:
     tokens: tuple[Token, ...]
     prompt_tokens: tuple[Token, ...]
     finish: Finish | None
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One of a request's n answers, whole."""
+
+    index: int
+    text: str
+    tokens: tuple[Token, ...]
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSample:
+    """As much of a sample as a stream has brought so far; `finish` is None until its last piece."""
+
+    index: int
+    text: str
+    tokens: tuple[Token, ...]
+    finish: Finish | None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
+    """A whole answer: text, tokens and finish of sample 0, and the further samples where n asked for some."""
 
     request_id: str
     text: str
     tokens: tuple[Token, ...]
     prompt_tokens: tuple[Token, ...]
     finish: Finish
+    further_samples: tuple[Sample, ...] = ()
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """All n samples, by index."""
+        return (Sample(0, self.text, self.tokens, self.finish), *self.further_samples)
+
+    @property
+    def usage(self) -> Usage:
+        """Of the whole request."""
+        usages = [sample.finish.usage for sample in self.samples]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+            cached_tokens=sum(usage.cached_tokens for usage in usages),
+            output_tokens=sum(usage.output_tokens for usage in usages),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from lorikeet_client.generation import (
     Finish,
     FinishReason,
     GenerateOptions,
+    Sample,
     SamplingParams,
     Timings,
     Token,
@@ -112,7 +113,13 @@ def sampling_params(params: SamplingParams) -> pb.SamplingParams:
         logit_bias=params.logit_bias,
         min_tokens=params.min_tokens,
         bad_words=texts(params.bad_words, "bad_words"),
+        n=params.n,
     )
+
+
+def num_samples(request: pb.GenerateRequest) -> int:
+    """How many samples a stream will bring."""
+    return request.sampling.n if request.sampling.HasField("n") else 1
 
 
 def delta(message: pb.GenerateResponse) -> Delta:
@@ -124,6 +131,7 @@ def delta(message: pb.GenerateResponse) -> Delta:
         tokens=_tokens(message.tokens),
         prompt_tokens=_tokens(message.prompt_tokens),
         finish=finish(message.finish) if message.HasField("finish") else None,
+        index=message.index,
     )
 
 
@@ -135,6 +143,10 @@ def completion(message: pb.CompleteResponse) -> Completion:
         tokens=_tokens(message.tokens),
         prompt_tokens=_tokens(message.prompt_tokens),
         finish=finish(message.finish),
+        further_samples=tuple(
+            Sample(sample.index, sample.text, _tokens(sample.tokens), finish(sample.finish))
+            for sample in message.further_samples
+        ),
     )
 
 

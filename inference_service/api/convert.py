@@ -74,23 +74,43 @@ def generate_response(
     response = generation_pb2.GenerateResponse(
         request_id=request_id,
         sequence=sequence,
+        index=piece.index,
         text_delta=piece.text,
         finish=_finish(piece.finish) if piece.finish else None,
     )
-    _add_tokens(response, piece)
+    for token in piece.tokens:
+        _add_token(response.tokens, token)
+    for token in piece.prompt_tokens:
+        _add_token(response.prompt_tokens, token)
     return response
 
 
 def complete_response(request_id: str, pieces: Sequence[GenerationPiece]) -> generation_pb2.CompleteResponse:
-    """All pieces in one message."""
+    """All pieces of all samples in one message."""
+    samples: dict[int, list[GenerationPiece]] = {}
+    for piece in pieces:
+        samples.setdefault(piece.index, []).append(piece)
+    response = generation_pb2.CompleteResponse(request_id=request_id)
+    _fill(response, samples.pop(0))
+    for index in sorted(samples):
+        _fill(response.further_samples.add(index=index), samples[index])
+    return response
+
+
+def _fill(
+    message: generation_pb2.CompleteResponse | generation_pb2.Sample, pieces: Sequence[GenerationPiece]
+) -> None:
+    """One sample's pieces, the last with its finish."""
     finish = pieces[-1].finish
     assert finish is not None
-    response = generation_pb2.CompleteResponse(
-        request_id=request_id, text="".join(p.text for p in pieces), finish=_finish(finish)
-    )
+    message.text = "".join(piece.text for piece in pieces)
+    message.finish.CopyFrom(_finish(finish))
     for piece in pieces:
-        _add_tokens(response, piece)
-    return response
+        for token in piece.tokens:
+            _add_token(message.tokens, token)
+        if isinstance(message, generation_pb2.CompleteResponse):
+            for token in piece.prompt_tokens:
+                _add_token(message.prompt_tokens, token)
 
 
 def tokenize_response(
@@ -129,15 +149,6 @@ def model_response(info: EngineInfo, instance_id: str, status: EngineStatus) -> 
 
 def _shown(text: str) -> str:
     return ascii(text if len(text) <= 80 else text[:77] + "...")
-
-
-def _add_tokens(
-    response: generation_pb2.GenerateResponse | generation_pb2.CompleteResponse, piece: GenerationPiece
-) -> None:
-    for token in piece.tokens:
-        _add_token(response.tokens, token)
-    for token in piece.prompt_tokens:
-        _add_token(response.prompt_tokens, token)
 
 
 def _add_token(tokens: Any, piece: TokenPiece) -> None:
@@ -187,6 +198,7 @@ def _limits(limits: EngineLimits) -> model_pb2.Limits:
         max_step_tokens=limits.max_step_tokens,
         max_top_logprobs=limits.max_top_logprobs,
         max_stop_strings=limits.max_stop_strings,
+        max_samples=limits.max_samples,
         max_rank=limits.max_rank,
         max_active_adapters=limits.max_active_adapters,
         adapter_arena_bytes=limits.adapter_arena_bytes,

@@ -70,8 +70,16 @@ def read_sampling(message: generation_pb2.SamplingParams, rules: RequestRules) -
         ),
         max_tokens=max_tokens,
         seed=_optional(message, "seed"),
+        num_samples=_num_samples(message, limits.max_samples),
         bad_words=_bad_words(message.bad_words),
     )
+
+
+def _num_samples(message: generation_pb2.SamplingParams, maximum: int) -> int:
+    count = _at_most("n", "max_samples", _optional(message, "n"), maximum)
+    if count == 0:
+        refuse("sampling.n", "0", "ask for at least 1 sample, or leave the field out")
+    return count or 1
 
 
 def _temperature(message: generation_pb2.SamplingParams, default: float) -> float:

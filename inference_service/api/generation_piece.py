@@ -58,12 +58,16 @@ class GenerationFinish:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPiece:
-    """The text of all pieces, joined, is the whole text; likewise the tokens."""
+    """The text of all pieces of a sample, joined, is its whole text; likewise the tokens.
+
+    `index` is the sample's; the prompt's tokens come with sample 0.
+    """
 
     text: str = ""
     tokens: tuple[TokenPiece, ...] = ()
     prompt_tokens: tuple[TokenPiece, ...] = ()
     finish: GenerationFinish | None = None
+    index: int = 0
 
     @property
     def max_wire_bytes(self) -> int:
@@ -80,7 +84,7 @@ class GenerationPiece:
             yield GenerationPiece(prompt_tokens=group)
         *full, last = _groups(self.tokens) or [()]
         for group in full:
-            yield GenerationPiece(tokens=group)
+            yield GenerationPiece(tokens=group, index=self.index)
         yield replace(self, prompt_tokens=(), tokens=last)
 
 

@@ -61,13 +61,15 @@ class SamplingRequest:
     """Sampling with defaults filled in, as far as that needs no prompt length.
 
     `params.max_tokens` and `params.seed` count only where `max_tokens` and `seed` are None: the first is then
-    the most that the model's defaults allow, the second is drawn. `bad_words` are text still.
+    the most that the model's defaults allow, the second is drawn. `bad_words` are text still. `num_samples`
+    answers are wanted.
     """
 
     params: SamplingParams
     max_tokens: int | None = None
     seed: int | None = None
     bad_words: tuple[str, ...] = ()
+    num_samples: int = 1
 
     def resolve(
         self,

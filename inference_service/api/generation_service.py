@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +16,12 @@ from typing import Any
 import structlog
 
 from inference_service.api.catalog import Catalog
-from inference_service.api.generation_piece import MAX_REPLY_BYTES, GenerationPiece, ServedAdapter
+from inference_service.api.generation_piece import (
+    MAX_REPLY_BYTES,
+    GenerationFinish,
+    GenerationPiece,
+    ServedAdapter,
+)
 from inference_service.api.generation_request import (
     ChatPrompt,
     GenerationRequest,
@@ -51,6 +56,7 @@ class _Accepted:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    num_samples: int
     adapter: ServedAdapter | None
     deadline_s: float | None
     clock: TokenClock
@@ -79,9 +85,10 @@ class GenerationService:
     async def stream(
         self, request: GenerationRequest, principal: Principal, time_remaining_s: float | None
     ) -> AsyncGenerator[tuple[str, GenerationPiece]]:
-        """Yield (request id, piece), each small enough for a message, the last with `finish`.
+        """Yield (request id, piece), each small enough for a message, the last of each sample with `finish`.
 
-        Closing the generator aborts the request. After a piece finished by DEADLINE it raises DeadlineError.
+        Closing the generator aborts the request. Where samples were finished by DEADLINE it ends with
+        DeadlineError.
 
         Raises:
             ServiceError: see domain/errors; before the first piece the request was not accepted, after it the
@@ -94,14 +101,16 @@ class GenerationService:
 
     async def _stream(self, accepted: _Accepted) -> AsyncGenerator[GenerationPiece]:
         with self._running.register(accepted.tenant, accepted.request_id) as engine_id:
+            finishes: list[GenerationFinish] = []
             async with aclosing(self._run(accepted, engine_id)) as pieces:
                 async for piece in pieces:
                     for part in piece.split():
                         yield part
-                    if piece.finish is not None and piece.finish.reason is FinishReason.DEADLINE:
-                        raise DeadlineError(
-                            f"the deadline passed after {piece.finish.output_tokens} output tokens"
-                        )
+                    if piece.finish is not None:
+                        finishes.append(piece.finish)
+            if any(finish.reason is FinishReason.DEADLINE for finish in finishes):
+                num_tokens = sum(finish.output_tokens for finish in finishes)
+                raise DeadlineError(f"the deadline passed after {num_tokens} output tokens")
 
     async def complete(
         self, request: GenerationRequest, principal: Principal, time_remaining_s: float | None
@@ -166,52 +175,76 @@ class GenerationService:
             generation_id=request_id,
             adapter=adapter.name.revision(adapter.digest) if adapter else None,
             prompt_tokens=len(ids),
+            samples=request.sampling.num_samples,
         )
         log.debug("request.accepted", **facts)
-        return _Accepted(principal.tenant, request_id, ids, sampling, adapter, deadline_s, clock, facts)
+        return _Accepted(
+            principal.tenant,
+            request_id,
+            ids,
+            sampling,
+            request.sampling.num_samples,
+            adapter,
+            deadline_s,
+            clock,
+            facts,
+        )
 
     async def _run(self, accepted: _Accepted, engine_id: str) -> AsyncGenerator[GenerationPiece]:
         """Engine outputs to pieces; makes sure that the engine stops when the client does."""
-        assembly = ReplyAssembly(
-            self._encoder.tokenizer, accepted.prompt_token_ids, accepted.sampling, accepted.adapter
-        )
+        assemblies = [
+            ReplyAssembly(
+                self._encoder.tokenizer, accepted.prompt_token_ids, accepted.sampling, accepted.adapter, index
+            )
+            for index in range(accepted.num_samples)
+        ]
         outputs = self._engine.generate(_engine_request(accepted, engine_id))
         try:
             async for output in outputs:
+                assembly = assemblies[output.index]
                 for part in assembly.prompt_pieces(output):
                     yield part
                     # A client that keeps up never waits, and Complete sends nothing: let the others go on.
                     await asyncio.sleep(0)
                 was_stopped, num_before = assembly.is_stopped, assembly.num_output_tokens
                 piece = assembly.push(output)
-                if accepted.clock.came(assembly.num_output_tokens - num_before):
+                if accepted.clock.came(assembly.num_output_tokens - num_before, output.index):
                     log.debug("request.first_token", ms=accepted.clock.first_token_ms)
                 if assembly.is_stopped and not was_stopped and output.finish is None:
                     # The engine knows nothing of stop strings; its last word brings the usage and timings.
-                    self._engine.abort(engine_id)
+                    self._engine.abort(engine_id, output.index)
                 if piece is not None:
                     yield piece
         finally:
             # No await before this: the client may be gone, and a closing generator may run in any context.
-            if assembly.finish is None:
+            if any(assembly.finish is None for assembly in assemblies):
                 self._engine.abort(engine_id)
-            self._report(accepted, assembly)
+            self._report(accepted, assemblies)
             if isinstance(outputs, AsyncGenerator):
                 await outputs.aclose()
 
-    def _report(self, accepted: _Accepted, assembly: ReplyAssembly) -> None:
+    def _report(self, accepted: _Accepted, assemblies: Sequence[ReplyAssembly]) -> None:
+        """The facts of the whole request: all samples' tokens, sample 0's times."""
+        num_tokens = sum(assembly.num_output_tokens for assembly in assemblies)
         accepted.facts.update(
-            output_tokens=assembly.num_output_tokens,
-            finish_reason=assembly.finish.reason.value if assembly.finish else None,
+            output_tokens=num_tokens,
+            finish_reason=_request_reason([assembly.finish for assembly in assemblies]),
             first_token_ms=accepted.clock.first_token_ms,
         )
-        if (finish := assembly.finish) is not None:
+        if (finish := assemblies[0].finish) is not None:
             times = {name: round(ms, 3) for name, ms in asdict(finish.timings).items()}
             accepted.facts.update(cached_tokens=finish.cached_tokens, **times)
         if accepted.adapter is not None:
-            self._events.used(
-                accepted.adapter.digest, len(accepted.prompt_token_ids), assembly.num_output_tokens
-            )
+            self._events.used(accepted.adapter.digest, len(accepted.prompt_token_ids), num_tokens)
+
+
+def _request_reason(finishes: Sequence[GenerationFinish | None]) -> str | None:
+    """Deadline or abort if a sample ended so, else as sample 0; None while one has not ended."""
+    reasons = [finish.reason for finish in finishes if finish is not None]
+    if len(reasons) < len(finishes):
+        return None
+    cut = {FinishReason.DEADLINE, FinishReason.ABORTED}
+    return next((reason for reason in reasons if reason in cut), reasons[0]).value
 
 
 def _engine_request(accepted: _Accepted, engine_id: str) -> EngineRequest:
@@ -222,4 +255,5 @@ def _engine_request(accepted: _Accepted, engine_id: str) -> EngineRequest:
         sampling=accepted.sampling,
         digest=accepted.adapter.digest if accepted.adapter else None,
         deadline_s=accepted.deadline_s,
+        num_samples=accepted.num_samples,
     )

@@ -1,4 +1,4 @@
-"""One request's engine outputs made into the pieces that its client sees."""
+"""One sample's engine outputs made into the pieces that its client sees."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,10 @@ _PROMPT_TOKENS_AT_ONCE = 256
 
 
 class ReplyAssembly:
-    """Text, tokens and finish of one request. The engine's finish ends it, whatever stopped the text."""
+    """Text, tokens and finish of one sample. The engine's finish ends it, whatever stopped the text.
+
+    The prompt is in the usage of sample 0 alone, so that the samples' usages add up to the request's.
+    """
 
     def __init__(
         self,
@@ -26,7 +29,9 @@ class ReplyAssembly:
         prompt_token_ids: tuple[int, ...],
         sampling: SamplingParams,
         adapter: ServedAdapter | None,
+        index: int = 0,
     ) -> None:
+        self._index = index
         self._tokenizer = tokenizer
         self._prompt_token_ids = prompt_token_ids
         self._adapter = adapter
@@ -65,7 +70,7 @@ class ReplyAssembly:
             text += self._end(output.finish)
         if not (text or tokens or self.finish):
             return None
-        return GenerationPiece(text, tuple(tokens), finish=self.finish)
+        return GenerationPiece(text, tuple(tokens), finish=self.finish, index=self._index)
 
     def _hides(self, output: RequestOutput, index: int) -> bool:
         """The token that stopped the request: its id is reported, its text is not, as in vLLM."""
@@ -82,8 +87,8 @@ class ReplyAssembly:
             reason=FinishReason.STOP_STRING if self.is_stopped else finish.reason,
             stop_string=self._stop_string,
             stop_token_id=None if self.is_stopped else finish.stop_token_id,
-            prompt_tokens=finish.prompt_tokens or len(self._prompt_token_ids),
-            cached_tokens=finish.cached_tokens,
+            prompt_tokens=0 if self._index else finish.prompt_tokens or len(self._prompt_token_ids),
+            cached_tokens=0 if self._index else finish.cached_tokens,
             output_tokens=self.num_output_tokens,
             timings=finish.timings,
             adapter=self._adapter,

@@ -12,7 +12,7 @@ MAX_PROMPT_LOGPROB_PAIRS = 8_000_000
 
 
 def check_complete_fits(request: GenerationRequest, num_prompt_tokens: int) -> None:
-    """Refuse what cannot fit one reply, if it runs to its `max_tokens` where it has any.
+    """Refuse what cannot fit one reply, if all its samples run to `max_tokens` where it has any.
 
     At least 8 bytes a token and 9 a log-probability. The prompt's first token has no log-probabilities.
 
@@ -20,7 +20,7 @@ def check_complete_fits(request: GenerationRequest, num_prompt_tokens: int) -> N
         LimitExceededError: with what to do instead.
     """
     sampling = request.sampling
-    least = (sampling.max_tokens or 0) * (8 + 9 * (sampling.params.logprobs or 0))
+    least = sampling.num_samples * (sampling.max_tokens or 0) * (8 + 9 * (sampling.params.logprobs or 0))
     if (top := sampling.params.prompt_logprobs) is not None:
         least += max(0, num_prompt_tokens - 1) * (8 + 9 * top)
     if least > MAX_REPLY_BYTES:
@@ -51,7 +51,7 @@ def reply_too_large(num_bytes: int) -> LimitExceededError:
     """The error of Complete."""
     return limit_error(
         f"the reply would have {num_bytes} bytes or more, and clients take {MAX_REPLY_BYTES} in one message: "
-        "use Generate, which streams, or ask for fewer tokens or log-probabilities",
+        "use Generate, which streams, or ask for fewer samples, tokens or log-probabilities",
         "request",
         "max_reply_bytes",
         num_bytes,

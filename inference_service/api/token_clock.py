@@ -1,4 +1,4 @@
-"""When one request's tokens came."""
+"""When one request's tokens came, of all its samples."""
 
 import time
 
@@ -6,7 +6,7 @@ from inference_service.ports import TokenObserver
 
 
 class TokenClock:
-    """Measures from a request's arrival to its first token, and from token to token.
+    """Measures from a request's arrival to its first token, and from token to token of each sample.
 
     Args:
         arrived_s: on the clock of `time.perf_counter`.
@@ -15,23 +15,27 @@ class TokenClock:
 
     def __init__(self, arrived_s: float, observer: TokenObserver) -> None:
         self.first_token_ms: float | None = None
-        self._last_s = arrived_s
+        self._arrived_s = arrived_s
+        self._last_s: dict[int, float] = {}
         self._observer = observer
 
-    def came(self, num_tokens: int) -> bool:
-        """Tokens came, together; whether the first is among them.
+    def came(self, num_tokens: int, index: int = 0) -> bool:
+        """Tokens of a sample came, together; whether the request's first is among them.
 
-        Those of one step share the time since the step before.
+        Those of one step share the time since the step before. A sample's first token has none before it.
         """
         if not num_tokens:
             return False
         now_s = time.perf_counter()
-        since_s, self._last_s = now_s - self._last_s, now_s
+        last_s, self._last_s[index] = self._last_s.get(index), now_s
         is_first = self.first_token_ms is None
         if is_first:
-            self.first_token_ms = round(since_s * 1000, 3)
-            self._observer.first_token(since_s)
+            self.first_token_ms = round((now_s - self._arrived_s) * 1000, 3)
+            self._observer.first_token(now_s - self._arrived_s)
+        if last_s is None:
             num_tokens, since_s = num_tokens - 1, 0.0
+        else:
+            since_s = now_s - last_s
         if num_tokens:
             self._observer.next_tokens(since_s / num_tokens, num_tokens)
         return is_first

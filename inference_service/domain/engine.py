@@ -17,6 +17,7 @@ class EngineLimits:
     max_step_tokens: int
     max_top_logprobs: int
     max_stop_strings: int
+    max_samples: int
     max_rank: int
     max_active_adapters: int
     adapter_arena_bytes: int

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from inference_service.domain.adapter import ResidencyTier
@@ -26,6 +26,9 @@ class EngineRequest:
 
     `request_id` is unique within the engine. `digest` None is the base model. `deadline_s` is on the clock of
     `time.monotonic` (shared by the processes of one machine); None means no deadline.
+
+    `num_samples` answers are wanted. The engine runs each as a request of its own, `samples()[i]`, and
+    reports it under that one's id; `sampling` is sample 0's.
     """
 
     request_id: str
@@ -34,6 +37,32 @@ class EngineRequest:
     sampling: SamplingParams
     digest: str | None = None
     deadline_s: float | None = None
+    num_samples: int = 1
+
+    def sample_id(self, index: int) -> str:
+        """The id under which a sample runs; that of sample 0 is the request's."""
+        return f"{self.request_id}/{index}" if index else self.request_id
+
+    def samples(self) -> tuple["EngineRequest", ...]:
+        """Each sample as a request of its own.
+
+        Sample i draws with seed + i, as in vLLM: alone it is the request of that seed with one sample. The
+        prompt's log-probabilities are the same for all, so sample 0 alone has them.
+        """
+        if self.num_samples == 1:
+            return (self,)
+        first = replace(self, num_samples=1)
+        rest = (
+            replace(
+                first,
+                request_id=self.sample_id(index),
+                sampling=replace(
+                    self.sampling, seed=(self.sampling.seed + index) % 2**64, prompt_logprobs=None
+                ),
+            )
+            for index in range(1, self.num_samples)
+        )
+        return (first, *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +114,7 @@ class RequestTimings:
 class RequestFinish:
     """The end of a request as the engine sees it; stop strings are found by the front end.
 
-    `error_reason` (UPPER_SNAKE) and `error_message` are set with FAILED only.
+    `error_reason` (UPPER_SNAKE), `error_message` and `error_metadata` are set with FAILED only.
     """
 
     reason: FinishReason
@@ -97,6 +126,7 @@ class RequestFinish:
     tier_hit: ResidencyTier | None = None
     error_reason: str = ""
     error_message: str = ""
+    error_metadata: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +134,8 @@ class RequestOutput:
     """One step's news of one request.
 
     `logprobs` has one entry a token where asked for. `prompt_logprobs` comes once, whole, with the first
-    output: entry i belongs to prompt token i, None for token 0.
+    output: entry i belongs to prompt token i, None for token 0. `index` is the sample's in its request: the
+    front end fills it in, the engine knows a sample by its id.
     """
 
     request_id: str
@@ -112,3 +143,4 @@ class RequestOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     finish: RequestFinish | None = None
+    index: int = 0

@@ -35,6 +35,7 @@ class EngineConfig:
     max_context_tokens: int | None = None
     max_top_logprobs: int = 20
     max_stop_strings: int = 16
+    max_samples: int = 64
     max_rank: int = 128
     max_active_adapters: int = 16
     arena_bytes: int = 1 << 30

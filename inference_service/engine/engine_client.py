@@ -37,7 +37,7 @@ from inference_service.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from inference_service.engine.output_buffer import OutputBuffer
+from inference_service.engine.output_buffer import MAX_WAITING_PAIRS, OutputBuffer
 from inference_service.engine.restart_pace import RestartPace
 from inference_service.engine.supervisor import EngineProcess
 
@@ -48,10 +48,13 @@ log = structlog.get_logger()
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Stream:
-    """One running request. `wire_id` is new for each, so late news of an earlier request never reach it."""
+    """One running request: the ids under which the engine runs its samples, by index, until each has ended.
+
+    Wire ids are new for each request, so late news of an earlier one never reach it.
+    """
 
     request_id: str
-    wire_id: str
+    wire_ids: dict[int, str]
     outputs: OutputBuffer
 
 
@@ -67,7 +70,7 @@ class EngineClient:
         self._process: EngineProcess | None = process
         self._numbers = itertools.count(1)
         self._streams: dict[str, _Stream] = {}
-        self._by_wire_id: dict[str, _Stream] = {}
+        self._by_wire_id: dict[str, tuple[_Stream, int]] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._watchers: set[asyncio.Queue[ResidentAdapter | AdapterDemand | EngineDeadError]] = set()
         self._tenants: tuple[TenantShare, ...] = ()
@@ -102,22 +105,28 @@ class EngineClient:
             ServiceError: the engine refused or failed the request; the class says why.
         """
         stream = self._open_stream(request)
-        is_finished = False
         try:
-            while not is_finished:
+            while stream.wire_ids:
                 output = await stream.outputs.get()
-                if output.finish is not None:
-                    is_finished = True
-                    if output.finish.reason is FinishReason.FAILED:
-                        raise to_error(CallFailure(output.finish.error_reason, output.finish.error_message))
+                if (finish := output.finish) is not None:
+                    del self._by_wire_id[stream.wire_ids.pop(output.index)]
+                    if finish.reason is FinishReason.FAILED:
+                        raise to_error(
+                            CallFailure(finish.error_reason, finish.error_message, finish.error_metadata)
+                        )
                 yield dataclasses.replace(output, request_id=request.request_id)
         finally:
-            self._close_stream(stream, is_finished=is_finished)
+            self._close_stream(stream)
 
-    def abort(self, request_id: str) -> None:
-        """Stop a request within two steps; its stream ends with ABORTED. Unknown ids are fine."""
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Stop a request, or one sample of it, within two steps; its last output says ABORTED.
+
+        What has ended, or is unknown, is left as it is.
+        """
         if stream := self._streams.get(request_id):
-            self._send(AbortRequest(stream.wire_id))
+            for sample, wire_id in stream.wire_ids.items():
+                if index in {None, sample}:
+                    self._send(AbortRequest(wire_id))
 
     async def status(self) -> EngineStatus:
         """Counters as of the engine's last step; all zero while the engine is being restarted."""
@@ -202,18 +211,23 @@ class EngineClient:
             raise _restarting()
         if request.request_id in self._streams:
             raise DuplicateRequestError(f"request id {request.request_id!r} is in use by a running request")
-        stream = _Stream(request.request_id, f"{next(self._numbers)}:{request.request_id}", OutputBuffer())
+        sent = dataclasses.replace(request, request_id=f"{next(self._numbers)}:{request.request_id}")
+        wire_ids = {index: sent.sample_id(index) for index in range(request.num_samples)}
+        # A step brings all samples' at once: were that the bound, who keeps up would be too slow.
+        pairs = request.num_samples * (1 + (request.sampling.logprobs or 0))
+        stream = _Stream(request.request_id, wire_ids, OutputBuffer(max(MAX_WAITING_PAIRS, 2 * pairs)))
         # First, for what cannot be encoded raises here and must leave no stream behind; answers come later.
-        self._send(AddRequest(dataclasses.replace(request, request_id=stream.wire_id)))
-        self._streams[request.request_id] = self._by_wire_id[stream.wire_id] = stream
+        self._send(AddRequest(sent))
+        self._streams[request.request_id] = stream
+        self._by_wire_id |= {wire_id: (stream, index) for index, wire_id in wire_ids.items()}
         self._idle.clear()
         return stream
 
-    def _close_stream(self, stream: _Stream, *, is_finished: bool) -> None:
+    def _close_stream(self, stream: _Stream) -> None:
         del self._streams[stream.request_id]
-        del self._by_wire_id[stream.wire_id]
-        if not is_finished:
-            self._send(AbortRequest(stream.wire_id))
+        for wire_id in stream.wire_ids.values():
+            del self._by_wire_id[wire_id]
+            self._send(AbortRequest(wire_id))
         if not self._streams:
             self._idle.set()
 
@@ -307,9 +321,11 @@ class EngineClient:
                 for output in outputs:
                     if output.token_ids:
                         self._pace.served()
-                    stream = self._by_wire_id.get(output.request_id)
-                    if stream is not None and not stream.outputs.put(output):
-                        self._send(AbortRequest(stream.wire_id))
+                    stream, index = self._by_wire_id.get(output.request_id, (None, 0))
+                    if stream is not None and not stream.outputs.put(
+                        dataclasses.replace(output, index=index) if index else output
+                    ):
+                        self.abort(stream.request_id)
             case Reply():
                 answer = self._calls.get(message.call_id)
                 if answer is not None and not answer.done():
@@ -322,7 +338,7 @@ class EngineClient:
                 raise AssertionError(message)
 
     def _fail_all(self, error: EngineDeadError) -> None:
-        for stream in self._by_wire_id.values():
+        for stream in self._streams.values():
             stream.outputs.fail(error)
         for answer in self._calls.values():
             if not answer.done():

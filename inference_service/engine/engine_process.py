@@ -137,6 +137,8 @@ def engine_info(config: EngineConfig, backend: Backend) -> EngineInfo:
             max_step_tokens=config.max_step_tokens,
             max_top_logprobs=config.max_top_logprobs,
             max_stop_strings=config.max_stop_strings,
+            # More could never be taken in at once: they would be refused as a full queue for ever.
+            max_samples=min(config.max_samples, config.max_running_requests + config.max_waiting_requests),
             max_rank=config.max_rank,
             max_active_adapters=backend.arena.num_slots,
             adapter_arena_bytes=backend.arena.total_bytes,

@@ -22,9 +22,13 @@ _BY_REASON = _leaves(ServiceError)
 def to_error(failure: CallFailure) -> ServiceError:
     """The exception for a failure; a reason that nobody declared becomes INTERNAL."""
     error = _BY_REASON.get(failure.error_reason, ServiceError)
-    return error(failure.error_message, retry_after_s=_RETRY_AFTER_S.get(failure.error_reason))
+    return error(
+        failure.error_message,
+        metadata=dict(failure.error_metadata),
+        retry_after_s=_RETRY_AFTER_S.get(failure.error_reason),
+    )
 
 
 def to_failure(error: ServiceError) -> CallFailure:
     """What crosses the process boundary of an error."""
-    return CallFailure(error.reason, error.message)
+    return CallFailure(error.reason, error.message, tuple(error.metadata.items()))

@@ -115,6 +115,7 @@ class CallFailure(msgspec.Struct, frozen=True, tag=True):
 
     error_reason: str
     error_message: str
+    error_metadata: tuple[tuple[str, str], ...] = ()
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):

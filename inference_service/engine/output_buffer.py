@@ -1,7 +1,8 @@
-"""Outputs of one request between the engine and a consumer that may be slower."""
+"""Outputs of one request, all its samples, between the engine and a consumer that may be slower."""
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, replace
 
 from inference_service.domain.errors import SlowClientError
 from inference_service.domain.request import RequestOutput
@@ -13,12 +14,18 @@ MAX_WAITING_PAIRS = 4_000_000
 _MAX_MERGED_TOKENS = 64
 
 
+@dataclass(slots=True)
+class _Waiting:
+    output: RequestOutput
+
+
 class OutputBuffer:
-    """Keeps outputs in order. Waiting ones without log-probabilities are merged, within a bound."""
+    """Keeps each sample's outputs in order. Those without log-probabilities are merged, within a bound."""
 
     def __init__(self, max_pairs: int = MAX_WAITING_PAIRS) -> None:
         self._max_pairs = max_pairs
-        self._outputs: deque[RequestOutput] = deque()
+        self._outputs: deque[_Waiting] = deque()
+        self._last_of: dict[int, _Waiting] = {}
         self._num_pairs = 0
         self._error: ServiceError | None = None
         self._is_ready = asyncio.Event()
@@ -36,10 +43,12 @@ class OutputBuffer:
                 )
             )
             return False
-        if self._outputs and _can_merge(self._outputs[-1], output):
-            last = self._outputs.pop()
-            output = RequestOutput(output.request_id, last.token_ids + output.token_ids, finish=output.finish)
-        self._outputs.append(output)
+        last = self._last_of.get(output.index)
+        if last is not None and _can_merge(last.output, output):
+            last.output = replace(output, token_ids=last.output.token_ids + output.token_ids)
+            return True
+        self._last_of[output.index] = waiting = _Waiting(output)
+        self._outputs.append(waiting)
         self._is_ready.set()
         return True
 
@@ -55,7 +64,10 @@ class OutputBuffer:
         if not self._outputs:
             assert self._error is not None
             raise self._error
-        output = self._outputs.popleft()
+        waiting = self._outputs.popleft()
+        output = waiting.output
+        if self._last_of.get(output.index) is waiting:
+            del self._last_of[output.index]
         self._num_pairs -= _num_pairs(output)
         if not self._outputs and self._error is None:
             self._is_ready.clear()

@@ -48,6 +48,9 @@ class RequestMetrics:
         self._cached = Counter(
             "lorikeet_cached_tokens", "Those of them that the prefix cache held.", registry=registry
         )
+        self._samples = Counter(
+            "lorikeet_samples", "Samples of generations that ran: n each, one without n.", registry=registry
+        )
         self._output = Counter("lorikeet_output_tokens", "Tokens that clients were sent.", registry=registry)
         self._first_token = Histogram(
             "lorikeet_time_to_first_token_seconds",
@@ -90,6 +93,7 @@ class RequestMetrics:
             self._rejected.labels(end.reason or end.code).inc()
             return
         self._finished.labels(reason).inc()
+        self._samples.inc(facts.get("samples") or 1)
         self._prompt.inc(facts.get("prompt_tokens") or 0)
         self._cached.inc(facts.get("cached_tokens") or 0)
         self._duration.observe(end.seconds)

@@ -17,13 +17,14 @@ def check_admission(request: EngineRequest, table: RequestTable, config: Schedul
     Raises:
         DuplicateRequestError: the id is in use.
         InvalidRequestError: an empty prompt.
-        LimitExceededError: the prompt, or prompt and output, could never fit.
+        LimitExceededError: the prompt, or prompt and output, could never fit; there are more samples than the
+            tenant may have running and waiting.
         QueueFullError: too many wait already, of this tenant or in all.
     """
-    if request.request_id in table:
+    if any(request.sample_id(index) in table for index in range(request.num_samples)):
         raise DuplicateRequestError(f"request id {request.request_id!r} is in use by a running request")
     _check_size(request, config)
-    _check_queue(request.tenant, table, config)
+    _check_queue(request, table, config)
 
 
 def _check_size(request: EngineRequest, config: SchedulerConfig) -> None:
@@ -40,14 +41,31 @@ def _check_size(request: EngineRequest, config: SchedulerConfig) -> None:
         raise _limit("kv_cache_tokens", most, capacity, "shorten the prompt or lower max_tokens")
 
 
-def _check_queue(tenant: str, table: RequestTable, config: SchedulerConfig) -> None:
-    """Requests that could run at once do not count as waiting, though they pass through the queue."""
+def _check_queue(request: EngineRequest, table: RequestTable, config: SchedulerConfig) -> None:
+    """Requests that could run at once do not count as waiting, though they pass through the queue.
+
+    Every sample counts: a request of many enters whole or not at all.
+    """
+    tenant, num_samples = request.tenant, request.num_samples
     share = table.counters.share(tenant)
+    most_running = min(config.max_running_requests, share.max_running_requests or config.max_running_requests)
+    most_waiting = min(config.max_waiting_requests, share.max_waiting_requests or config.max_waiting_requests)
+    if num_samples > most_running + most_waiting:
+        raise LimitExceededError(
+            f"sampling.n is {num_samples}; tenant {tenant} may have {most_running} running and "
+            f"{most_waiting} waiting (max_waiting_requests), each sample counted: ask for fewer",
+            metadata={
+                "field": "sampling.n",
+                "limit": "max_waiting_requests",
+                "value": str(num_samples),
+                "maximum": str(most_running + most_waiting),
+            },
+        )
     places = max(0, config.max_running_requests - table.num_running)
-    if table.num_waiting >= config.max_waiting_requests + places:
+    if table.num_waiting + num_samples > config.max_waiting_requests + places:
         raise QueueFullError(
             f"{table.num_waiting} requests wait already "
-            f"(max_waiting_requests {config.max_waiting_requests}); try again later",
+            f"(max_waiting_requests {config.max_waiting_requests}){_more(num_samples)}; try again later",
             retry_after_s=1.0,
         )
     if share.max_waiting_requests == 0:
@@ -55,16 +73,20 @@ def _check_queue(tenant: str, table: RequestTable, config: SchedulerConfig) -> N
     if share.max_running_requests > 0:
         places = min(places, max(0, share.max_running_requests - table.num_running_of(tenant)))
     waiting = table.num_waiting_of(tenant)
-    if waiting >= share.max_waiting_requests + places:
+    if waiting + num_samples > share.max_waiting_requests + places:
         raise QueueFullError(
             f"{waiting} requests of tenant {tenant} wait already "
-            f"(its max_waiting_requests {share.max_waiting_requests}); try again later",
+            f"(its max_waiting_requests {share.max_waiting_requests}){_more(num_samples)}; try again later",
             retry_after_s=1.0,
         )
+
+
+def _more(num_samples: int) -> str:
+    return f", and this one has {num_samples} samples" if num_samples > 1 else ""
 
 
 def _limit(limit: str, value: int, maximum: int, advice: str) -> LimitExceededError:
     return LimitExceededError(
         f"{limit}: the request needs {value} tokens, at most {maximum} are possible here; {advice}",
-        metadata={"limit": limit, "value": str(value), "maximum": str(maximum)},
+        metadata={"field": "input", "limit": limit, "value": str(value), "maximum": str(maximum)},
     )

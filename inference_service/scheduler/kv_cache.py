@@ -53,7 +53,7 @@ class KvCache:
 
     def publish(self, state: RequestState) -> None:
         """Let others find the blocks that are full and confirmed as computed."""
-        if not self._has_prefix_cache:
+        if not self._shares(state):
             return
         num_full = min(state.num_confirmed_tokens, len(state.token_ids)) // self._block_tokens
         if num_full > state.num_published_blocks:
@@ -70,7 +70,11 @@ class KvCache:
         state.num_computed_tokens = state.num_confirmed_tokens = state.num_pending_tokens = 0
 
     def _looks_up(self, state: RequestState) -> bool:
-        return self._has_prefix_cache and not state.wants_prompt_logprobs
+        return self._shares(state) and not state.wants_prompt_logprobs
+
+    def _shares(self, state: RequestState) -> bool:
+        """Without a prefix cache, too, the samples of a request share: their keys are their own then."""
+        return self._has_prefix_cache or state.shared_prompt is not None
 
     def _find(self, state: RequestState) -> list[int]:
         if not self._looks_up(state):

@@ -13,13 +13,21 @@ from inference_service.scheduler.block_pool import BlockPool
 
 
 class BlockKeys:
-    """The chain of one request's keys, grown block by block as its tokens become known."""
+    """The chain of one request's keys, grown block by block as its tokens become known.
 
-    def __init__(self, digest: str | None, block_tokens: int) -> None:
+    Args:
+        digest: the revision's; None for the base model.
+        block_tokens: tokens of a block.
+        owner: a number that only those who may share these blocks have; None shares them with all.
+    """
+
+    def __init__(self, digest: str | None, block_tokens: int, owner: int | None = None) -> None:
         self._block_tokens = block_tokens
         self._pack = struct.Struct(f"<{block_tokens}q").pack
         # Base and adapters have seeds of different length, so neither can imitate the other.
         seed = b"base" if digest is None else b"adapter:" + digest.encode()
+        if owner is not None:
+            seed = b"owner:%d:" % owner + seed
         self._last = hashlib.sha256(seed).digest()
         self._keys: list[bytes] = []
 

@@ -9,10 +9,33 @@ from inference_service.scheduler.prefix_cache import BlockKeys
 
 
 class RequestPhase(StrEnum):
-    """WAITING requests hold nothing but their place; RUNNING ones hold blocks and perhaps a lease."""
+    """WAITING and ENDED requests hold nothing; RUNNING ones hold blocks and perhaps a lease."""
 
     WAITING = "waiting"
     RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class SharedPrompt:
+    """What the samples of one request have in common: one computes it, the others wait and take its blocks.
+
+    Only a reason to wait a little, never a claim: where the blocks are gone meanwhile, or their maker, the
+    next one computes them again. `num_tokens` are those of the prompt's blocks that others can take; the last
+    token is everyone's own, since its logits are what the first output token is drawn from.
+    """
+
+    num_tokens: int
+    latest: "RequestState | None" = None
+
+    def is_awaited(self) -> bool:
+        """Whether the sample that was started last is still computing it."""
+        maker = self.latest
+        return (
+            maker is not None
+            and maker.phase is RequestPhase.RUNNING
+            and maker.num_confirmed_tokens < self.num_tokens
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +54,7 @@ class RequestState:
     keys: BlockKeys
     token_ids: list[int]
     max_output_tokens: int
+    shared_prompt: "SharedPrompt | None" = None
     phase: RequestPhase = RequestPhase.WAITING
     block_ids: list[int] = field(default_factory=list[int])
     num_published_blocks: int = 0

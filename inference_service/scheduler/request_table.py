@@ -104,6 +104,7 @@ class RequestTable:
             self.waiting.remove(state)
             if state.request.digest is not None:
                 self._gate.withdraw(state.request.digest, state.request_id)
+        state.phase = RequestPhase.ENDED
         tenant = state.request.tenant
         if not self._running_of[tenant] and not self.waiting.num_of(tenant):
             del self._running_of[tenant]

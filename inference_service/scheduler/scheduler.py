@@ -19,7 +19,7 @@ from inference_service.scheduler.config import SchedulerConfig
 from inference_service.scheduler.fairness import TokenCounters
 from inference_service.scheduler.kv_cache import KvCache
 from inference_service.scheduler.prefix_cache import BlockKeys
-from inference_service.scheduler.request_state import RequestPhase, RequestState
+from inference_service.scheduler.request_state import RequestPhase, RequestState, SharedPrompt
 from inference_service.scheduler.request_table import RequestTable
 from inference_service.scheduler.results import apply_result
 from inference_service.scheduler.step_builder import StepBuilder
@@ -62,32 +62,45 @@ class Scheduler:
         self._counters.set_shares(shares)
 
     def add(self, request: EngineRequest, now_s: float) -> None:
-        """Take a request in. One that is refused ends at once: its only output says why."""
+        """Take a request in, all its samples. One that is refused ends at once: its only output says why."""
         try:
             check_admission(request, self._table, self._config)
         except ServiceError as error:
             self._refuse(request, error)
             return
-        state = RequestState(
-            request=request,
-            sequence=self._next_sequence,
-            arrived_s=now_s,
-            keys=BlockKeys(request.digest, self._config.block_tokens),
-            token_ids=list(request.prompt_token_ids),
-            max_output_tokens=min(
-                request.sampling.max_tokens, self._config.max_context_tokens - len(request.prompt_token_ids)
-            ),
-        )
-        self._next_sequence += 1
-        self._table.enter(state)
+        size = self._config.block_tokens
+        num_shared = (len(request.prompt_token_ids) - 1) // size * size
+        shared_prompt = SharedPrompt(num_shared) if request.num_samples > 1 else None
+        is_private = shared_prompt is not None and not self._config.prefix_cache
+        owner = self._next_sequence if is_private else None
+        states = [self._state(sample, now_s, owner, shared_prompt) for sample in request.samples()]
+        for state in states:
+            self._table.enter(state)
         if request.deadline_s is not None and request.deadline_s <= now_s:
             self._table.expire(now_s)
         elif request.digest is not None:
             # The load begins now, whatever the request's place in the queue.
-            self._is_adapter_ready(state, now_s)
+            for state in states:
+                self._is_adapter_ready(state, now_s)
+
+    def _state(
+        self, sample: EngineRequest, now_s: float, owner: int | None, shared_prompt: SharedPrompt | None
+    ) -> RequestState:
+        room = self._config.max_context_tokens - len(sample.prompt_token_ids)
+        state = RequestState(
+            request=sample,
+            sequence=self._next_sequence,
+            arrived_s=now_s,
+            keys=BlockKeys(sample.digest, self._config.block_tokens, owner),
+            token_ids=list(sample.prompt_token_ids),
+            max_output_tokens=min(sample.sampling.max_tokens, room),
+            shared_prompt=shared_prompt,
+        )
+        self._next_sequence += 1
+        return state
 
     def abort(self, request_id: str, now_s: float) -> None:
-        """End a request; unknown ids are fine."""
+        """End one sample of a request, by its id; unknown ids are fine."""
         if state := self._table.get(request_id):
             self._table.finish(state, FinishReason.ABORTED, now_s)
 
@@ -200,8 +213,8 @@ class Scheduler:
     def _admit(self, builder: StepBuilder, now_s: float) -> None:
         """Start waiting requests in the fair order while there is room.
 
-        A request whose adapter is not on the device is passed over; one that lacks blocks holds the queue, so
-        that small requests cannot starve a large one.
+        A request whose adapter is not on the device is passed over, and a sample whose prompt another one
+        computes; one that lacks blocks holds the queue, so that small requests cannot starve a large one.
         """
         for state in self._table.waiting.fair_order():
             if builder.budget == 0 or self._table.num_running >= self._config.max_running_requests:
@@ -211,11 +224,15 @@ class Scheduler:
                 continue
             if not self._is_adapter_ready(state, now_s):
                 continue
+            if state.shared_prompt is not None and state.shared_prompt.is_awaited():
+                continue
             # Each running request may need one block more before it ends or this one does.
             if not self._kv_cache.admit(state, reserve=self._table.num_running):
                 return
             cached = state.num_computed_tokens // self._config.block_tokens
             self._table.start(state, self._step, now_s)
+            if state.shared_prompt is not None:
+                state.shared_prompt.latest = state
             builder.new.append(
                 NewRequest(
                     request_id=state.request_id,
@@ -275,5 +292,6 @@ class Scheduler:
             prompt_tokens=len(request.prompt_token_ids),
             error_reason=error.reason,
             error_message=error.message,
+            error_metadata=tuple(error.metadata.items()),
         )
         self._table.outputs.append(RequestOutput(request.request_id, finish=finish))

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -41,6 +42,7 @@ def make_limits(**changes: int) -> EngineLimits:
         "max_step_tokens": 512,
         "max_top_logprobs": 20,
         "max_stop_strings": 4,
+        "max_samples": 8,
         "max_rank": 64,
         "max_active_adapters": 4,
         "adapter_arena_bytes": 1 << 20,
@@ -112,8 +114,10 @@ class FakeEngine:
         try:
             if self.held is not None:
                 await self.held.wait()
-            async for output in self._steps(request):
-                yield output
+            # One sample after another: their order is nobody's promise.
+            for index, sample in enumerate(request.samples()):
+                async for output in self._steps(sample):
+                    yield replace(output, request_id=request.request_id, index=index)
         finally:
             self.running.discard(request.request_id)
 
@@ -177,8 +181,12 @@ class FakeEngine:
             tier_hit=ResidencyTier.HOST if request.digest else None,
         )
 
-    def abort(self, request_id: str) -> None:
-        self.aborted.add(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        request = self.requests.get(request_id)
+        if index is not None:
+            self.aborted.add(request.sample_id(index) if request else request_id)
+        else:
+            self.aborted |= {s.request_id for s in request.samples()} if request else {request_id}
 
     async def status(self) -> EngineStatus:
         return EngineStatus(running_requests=len(self.running), kv_blocks_total=100, arena_used_bytes=7)

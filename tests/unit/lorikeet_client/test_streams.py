@@ -33,6 +33,7 @@ PARAMS = lk.SamplingParams(
     logit_bias={3: -1.5, 0: 100.0},
     min_tokens=0,
     bad_words=["no"],
+    n=1,
 )
 
 
@@ -96,6 +97,7 @@ async def test_the_request_carries_every_parameter(both: Any, fakes: FakeService
         logit_bias={3: -1.5, 0: 100.0},
         min_tokens=0,
         bad_words=["no"],
+        n=1,
     )
     assert {field.name for field in pb.SamplingParams.DESCRIPTOR.fields} == set(PARAMS.__dataclass_fields__)
 

@@ -79,6 +79,7 @@ _valid_sampling = st.fixed_dictionaries(
         "logit_bias": st.dictionaries(st.integers(0, 299), st.floats(-100, 100, width=32), max_size=5),
         "min_tokens": st.integers(0, 2**32 - 1),
         "bad_words": st.lists(st.text(min_size=1, max_size=256).filter(str.strip), max_size=4, unique=True),
+        "n": st.integers(1, INFO.limits.max_samples),
     },
 )
 
@@ -104,6 +105,7 @@ def test_sampling_fields(asked: dict[str, Any]) -> None:
     }.items():
         assert getattr(params, name) == asked.get(name, default), name
     assert (parsed.max_tokens, parsed.seed) == (asked.get("max_tokens"), asked.get("seed"))
+    assert parsed.num_samples == asked.get("n", 1)
     assert params.stop_strings == tuple(asked.get("stop_strings", ()))
     eos = () if asked.get("ignore_eos") else (EOS,)
     assert params.stop_token_ids == (*eos, *asked.get("stop_token_ids", ()))
@@ -119,7 +121,7 @@ _SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "seed", "max_tokens", "ignore_eos", "stop_strings", "stop_token_ids",
     "include_stop_string", "logprobs", "prompt_logprobs", "skip_special_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "logit_bias", "min_tokens",
-    "bad_words",
+    "bad_words", "n",
 )  # fmt: skip
 
 
@@ -146,6 +148,7 @@ _SAMPLING_FIELDS = (
         ({"logit_bias": {1: 0, 7: 100.5}}, "sampling.logit_bias[7]"),
         ({"logit_bias": {7: math.nan}}, "sampling.logit_bias[7]"),
         ({"bad_words": ["a", " "]}, "sampling.bad_words[1]"),
+        ({"n": 0}, "sampling.n"),
         ({"min_tokens": 1, "stop_token_ids": range(300)}, "sampling.min_tokens"),
     ],
 )
@@ -171,6 +174,8 @@ def test_invalid_sampling(sampling: dict[str, Any], field: str) -> None:
         ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "max_logit_bias_tokens", 1025, 1024),
         ({"bad_words": ["x"] * 129}, "max_bad_words", 129, 128),
         ({"bad_words": ["x" * 257]}, "max_bad_word_length", 257, 256),
+        ({"n": 9}, "max_samples", 9, 8),
+        ({"n": 2**32 - 1}, "max_samples", 2**32 - 1, 8),
     ],
 )
 def test_limits_are_named(sampling: dict[str, Any], limit: str, value: int, maximum: int) -> None:
@@ -305,7 +310,8 @@ FULL_FINISH = GenerationFinish(
     ServedAdapter(AdapterName("acme", "pirate"), "1" * 64), ResidencyTier.ACTIVE,
 )  # fmt: skip
 FULL_TOKEN = TokenPiece(65, b"A", TokenLogprobs.of(-0.5, (66,), (-1.5,)))
-FULL_PIECE = GenerationPiece("text", (FULL_TOKEN,), (FULL_TOKEN,), FULL_FINISH)
+FULL_PIECE = GenerationPiece("text", (FULL_TOKEN,), (FULL_TOKEN,), FULL_FINISH, index=1)
+FIRST_PIECE = dataclasses.replace(FULL_PIECE, index=0)
 
 
 def test_no_field_of_a_reply_is_forgotten() -> None:
@@ -313,7 +319,7 @@ def test_no_field_of_a_reply_is_forgotten() -> None:
     status = EngineStatus(*range(1, 1 + len(dataclasses.fields(EngineStatus))))
     model = convert.model_response(INFO, "i-1", status)
     assert unset_fields(convert.generate_response("r", 1, FULL_PIECE)) == []
-    assert unset_fields(convert.complete_response("r", [FULL_PIECE])) == []
+    assert unset_fields(convert.complete_response("r", [FULL_PIECE, FIRST_PIECE])) == []
     assert unset_fields(convert.tokenize_response([1], [b"x"], "r")) == []
     # A site outside the layers, one slice, no experts: these are empty by nature.
     assert {f.rpartition(".")[2] for f in unset_fields(model)} == {
