@@ -14,7 +14,8 @@ from lorikeet_admin.session import Json, session
 from lorikeet_admin.tables import short_name
 from lorikeet_client import (
     ChatMessage,
-    Finish,
+    Completion,
+    Delta,
     FinishReason,
     GenerateOptions,
     GenerationStream,
@@ -50,6 +51,9 @@ def generate(
         float | None, typer.Option(help="Above 1: less of what prompt and output have.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
+    n: Annotated[
+        int | None, typer.Option("--n", min=1, max=2**32 - 1, help="Samples; printed one after another.")
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, max=2**32 - 1, help="Most tokens to generate.")
     ] = None,
@@ -95,6 +99,7 @@ def generate(
             repetition_penalty=repetition_penalty,
             min_tokens=min_tokens,
             bad_words=bad_word or (),
+            n=n,
         ),
     )
     if adapter is not None:
@@ -109,10 +114,10 @@ def generate(
         session(context, as_json=as_json) as at,
         at.client.generate(text, timeout_s=at.timeout_s, **options) as stream,
     ):
-        finish = _print(stream, at.output)
-        if finish.reason is FinishReason.DEADLINE:
+        reasons = {sample.finish.reason for sample in _print(stream, at.output).samples}
+        if FinishReason.DEADLINE in reasons:
             raise typer.Exit(ExitCode.TIMEOUT)
-        if finish.reason is FinishReason.ABORTED:
+        if FinishReason.ABORTED in reasons:
             raise typer.Exit(ExitCode.FAILED)
 
 
@@ -124,8 +129,49 @@ class _Clock:
     first_s: float | None = None
 
 
-def _print(stream: GenerationStream, output: Output) -> Finish:
-    clock = _Clock(time.monotonic())
+class _Text:
+    """Writes each sample as it comes, once those before it have ended; several get a heading each."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._pending = [""] * num_samples
+        self._has_ended = [False] * num_samples
+        self._index = -1
+        self._is_in_line = False
+
+    def add(self, delta: Delta) -> None:
+        """Write what can be shown with this delta."""
+        self._pending[delta.index] += delta.text
+        self._has_ended[delta.index] = delta.finish is not None
+        if self._index < 0:
+            self._next_sample()
+        self._write_pending()
+        while self._has_ended[self._index] and self._index + 1 < len(self._pending):
+            self.end_line()
+            self._next_sample()
+            self._write_pending()
+        sys.stdout.flush()
+
+    def end_line(self) -> None:
+        """The cursor must not stay behind the text, whatever ended it."""
+        if self._is_in_line:
+            self._write("\n")
+
+    def _next_sample(self) -> None:
+        self._index += 1
+        if len(self._pending) > 1:
+            self._write(f"--- sample {self._index}\n")
+
+    def _write_pending(self) -> None:
+        text, self._pending[self._index] = self._pending[self._index], ""
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        self._is_in_line = not text.endswith("\n") if text else self._is_in_line
+
+
+def _print(stream: GenerationStream, output: Output) -> Completion:
+    clock, text = _Clock(time.monotonic()), _Text(len(stream.samples))
     try:
         for delta in stream:
             if delta.tokens and clock.first_s is None:
@@ -133,23 +179,21 @@ def _print(stream: GenerationStream, output: Output) -> Finish:
             if output.as_json:
                 output.json_line(delta)
             else:
-                sys.stdout.write(delta.text)
-                sys.stdout.flush()
+                text.add(delta)
     finally:
-        # The cursor must not stay behind the text, whatever ended it.
-        if not output.as_json and stream.text and not stream.text.endswith("\n"):
-            sys.stdout.write("\n")
+        if not output.as_json:
+            text.end_line()
             sys.stdout.flush()
-    finish = stream.whole().finish
-    output.note(_summary(finish, clock))
-    return finish
+    whole = stream.whole()
+    output.note(_summary(whole, clock))
+    return whole
 
 
-def _summary(finish: Finish, clock: _Clock) -> str:
+def _summary(whole: Completion, clock: _Clock) -> str:
     end_s = time.monotonic()
-    usage = finish.usage
+    usage, finish = whole.usage, whole.finish
     parts = [
-        f"[{finish.reason}]",
+        f"[{', '.join(sample.finish.reason for sample in whole.samples)}]",
         f"{usage.prompt_tokens} prompt ({usage.cached_tokens} cached) + {usage.output_tokens} output tokens",
     ]
     if clock.first_s is not None:

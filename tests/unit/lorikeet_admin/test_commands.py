@@ -309,6 +309,37 @@ def test_generate_json_lines(run: Run, fakes: FakeServices) -> None:
     assert fakes.inference.requests[0].sampling.logprobs == 1
 
 
+def test_generate_several_samples(run: Run, fakes: FakeServices) -> None:
+    """Each sample's text stays together, in order, whatever order the pieces came in; usage is of all."""
+
+    def script(request: Any, context: Any) -> Iterator[Any]:
+        def finish(prompt: int, output: int) -> pb.Finish:
+            usage = pb.Usage(prompt_tokens=prompt, output_tokens=output)
+            return pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usage)
+
+        pieces = [
+            (1, "b1", 0),
+            (0, "a1", 0),
+            (1, " b2", 2),
+            (0, " a2\n", 0),
+            (2, "c", 0),
+            (0, "", 2),
+            (2, "", 1),
+        ]
+        for sequence, (index, text, count) in enumerate(pieces):
+            end = finish(0 if index else 5, count) if count else None
+            yield pb.GenerateResponse(sequence=sequence, index=index, text_delta=text, finish=end)
+
+    fakes.inference.script = script
+    result = run("generate", "--prompt", "x", "--n", "3")
+    assert result.exit_code == 0, result.stderr
+    assert fakes.inference.requests[0].sampling.n == 3
+    assert result.stdout == "--- sample 0\na1 a2\n--- sample 1\nb1 b2\n--- sample 2\nc\n"
+    assert "5 prompt (0 cached) + 5 output tokens" in result.stderr
+    deltas = documents(run("generate", "--prompt", "x", "--n", "3", "--json"))
+    assert [delta["index"] for delta in deltas] == [1, 0, 1, 0, 2, 0, 2]
+
+
 def test_generate_chat_from_stdin(run: Run, fakes: FakeServices) -> None:
     """A dash reads the message from stdin; --system goes before it."""
     fakes.inference.script = lambda *_: iter([pb.GenerateResponse(finish=pb.Finish(reason=1))])  # type: ignore[arg-type]

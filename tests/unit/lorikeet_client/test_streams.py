@@ -9,6 +9,7 @@ import pytest
 
 import lorikeet_client as lk
 from lorikeet.inference.v1 import generation_pb2 as pb
+from lorikeet_client import generation_messages
 from lorikeet_contract.status import StatusCode
 from lorikeet_rpc.errors import to_status
 from tests.support.fake_services import TOKEN, FakeServices, service_error
@@ -181,6 +182,57 @@ async def test_an_error_in_mid_stream_keeps_what_came(both: Any, fakes: FakeServ
             stream.completion()
     assert stream.text == "so far"
     assert fakes.faults.calls == ["Generate"]  # never repeated by itself
+
+
+def _samples(request: Any, context: Any) -> Iterator[Any]:
+    """Three samples, interleaved; the second ends first."""
+    usages = {0: pb.Usage(prompt_tokens=4, cached_tokens=1, output_tokens=2), 1: pb.Usage(output_tokens=1)}
+    pieces = [(0, "a", False), (1, "b", True), (2, "c", False), (0, "A", True), (2, "C", True)]
+    for sequence, (index, text, is_last) in enumerate(pieces):
+        finish = pb.Finish(reason=pb.FINISH_REASON_LENGTH, usage=usages.get(index)) if is_last else None
+        yield pb.GenerateResponse(
+            request_id="r",
+            sequence=sequence,
+            index=index,
+            text_delta=text,
+            tokens=[pb.TokenInfo(id=sequence)],
+            prompt_tokens=[pb.TokenInfo(id=9)] if sequence == 0 else [],
+            finish=finish,
+        )
+
+
+async def test_samples_are_told_apart(both: Any, fakes: FakeServices) -> None:
+    """Each has its text, tokens and finish; the stream's own are sample 0's; usages add up."""
+    fakes.inference.script = _samples
+    deltas, stream = await _read(both, prompt="x", sampling=lk.SamplingParams(n=3))
+    assert [delta.index for delta in deltas] == [0, 1, 2, 0, 2]
+    whole = stream.whole()
+    assert [sample.text for sample in whole.samples] == ["aA", "b", "cC"]
+    assert [[token.id for token in sample.tokens] for sample in whole.samples] == [[0, 3], [1], [2, 4]]
+    assert (stream.text, stream.finish, [t.id for t in stream.tokens]) == ("aA", whole.finish, [0, 3])
+    assert [token.id for token in whole.prompt_tokens] == [9]
+    assert whole.usage == lk.Usage(prompt_tokens=4, cached_tokens=1, output_tokens=3)
+
+
+def test_samples_of_a_reply() -> None:
+    """`complete` gives the same values as the stream."""
+    pieces = list(_samples(None, None))
+    finish = pieces[3].finish
+    reply = pb.CompleteResponse(request_id="r", text="aA", finish=finish)
+    reply.further_samples.add(index=1, text="b", tokens=[pb.TokenInfo(id=1)], finish=pieces[1].finish)
+    completion = generation_messages.completion(reply)
+    assert completion.samples[0] == lk.Sample(0, "aA", (), completion.finish)
+    assert (completion.samples[1].index, completion.samples[1].text) == (1, "b")
+    assert completion.samples[1].tokens == (lk.Token(1, b"", None, ()),)
+    assert completion.usage.prompt_tokens == 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+async def test_samples_that_do_not_match_the_request(both: Any, fakes: FakeServices, count: int) -> None:
+    """A piece of a sample that was not asked for, or a sample without its end, is a broken reply."""
+    fakes.inference.script = _samples
+    with pytest.raises(lk.BrokenReplyError, match="of sample"):
+        await _read(both, prompt="x", sampling=lk.SamplingParams(n=count))
 
 
 @pytest.mark.parametrize("sequences", [[0, 2], [1], [0, 0], []])

@@ -22,6 +22,21 @@ async def test_outputs_without_logprobs_are_merged() -> None:
     assert await buffer.get() == RequestOutput("a", (1, 2, 3), finish=finish)
 
 
+async def test_samples_are_merged_each_for_itself() -> None:
+    """A slow reader of many samples gets one output of each, not one a token."""
+    buffer = OutputBuffer()
+    finish = RequestFinish(FinishReason.LENGTH)
+    for step in range(20):
+        for index in range(3):
+            end = finish if step == 10 and index == 1 else None
+            if index != 1 or step <= 10:
+                assert buffer.put(RequestOutput("a", (100 * index + step,), index=index, finish=end))
+    got = {output.index: output for output in [await buffer.get() for _ in range(3)]}
+    assert got[0].token_ids == tuple(range(20))
+    assert got[1] == RequestOutput("a", tuple(range(100, 111)), index=1, finish=finish)
+    assert got[2].token_ids == tuple(range(200, 220))
+
+
 async def test_outputs_with_logprobs_stay_apart() -> None:
     """Messages stay as small as the engine made them."""
     buffer = OutputBuffer()
