@@ -1,5 +1,7 @@
 """Random histories of the scheduler and residency together, checked against what must hold at every turn."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -40,6 +42,7 @@ class EngineModel(RuleBasedStateMachine):
         self.catalog(tiers=[ResidencyTier.ABSENT] * NUM_ADAPTERS, pinned=None)
         self.rig.scheduler.set_tenants([TenantShare("t0", 2.0), TenantShare("t1", 1.0, 2, 6)])
         self.added: dict[str, tuple[str | None, tuple[int, ...], int]] = {}
+        self.further: dict[str, list[str]] = {}
         self.unloads: list[list[bool]] = []
         self.loads: list[list[object]] = []
 
@@ -52,6 +55,7 @@ class EngineModel(RuleBasedStateMachine):
         max_tokens=st.integers(0, 30),
         deadline_s=st.sampled_from([None, None, None, 0.0, 0.05, 0.5]),
         prompt_logprobs=st.sampled_from([None, None, 0]),
+        num_samples=st.sampled_from([1, 1, 2, 3, 8]),
     )
     def add(
         self,
@@ -62,13 +66,13 @@ class EngineModel(RuleBasedStateMachine):
         max_tokens: int,
         deadline_s: float | None,
         prompt_logprobs: int | None,
+        num_samples: int,
     ) -> str:
-        """A new request; prompts of one family share their beginning."""
-        request_id = f"r{len(self.added)}"
+        """A new request of one or more samples; prompts of one family share their beginning."""
+        request_id = f"r{len(self.further)}"
         digest = None if adapter is None else self.digests[adapter]
         prompt = tuple(family * 100 + i for i in range(length))
-        self.added[request_id] = (digest, prompt, max_tokens)
-        self.rig.add(
+        request = replace(
             make_request(
                 request_id,
                 prompt,
@@ -77,14 +81,20 @@ class EngineModel(RuleBasedStateMachine):
                 max_tokens=max_tokens,
                 deadline_s=None if deadline_s is None else self.rig.now_s + deadline_s,
                 prompt_logprobs=prompt_logprobs,
-            )
+            ),
+            num_samples=num_samples,
         )
+        self.further[request_id] = [request.sample_id(index) for index in range(1, num_samples)]
+        for sample_id in (request_id, *self.further[request_id]):
+            self.added[sample_id] = (digest, prompt, max_tokens)
+        self.rig.add(request)
         return request_id
 
-    @rule(request_id=requests)
-    def abort(self, request_id: str) -> None:
-        """Whatever state it is in, also ended."""
-        self.rig.abort(request_id)
+    @rule(request_id=requests, index=st.integers(0, 7))
+    def abort(self, request_id: str, index: int) -> None:
+        """A sample, whatever state it is in, also ended."""
+        samples = [request_id, *self.further[request_id]]
+        self.rig.abort(samples[index % len(samples)])
 
     @rule(jobs=st.sampled_from([None, 0, 1]), seconds=st.sampled_from([0.001, 0.03]), count=st.integers(1, 8))
     def turn(self, jobs: int | None, seconds: float, count: int) -> None:
@@ -173,7 +183,14 @@ class EngineModel(RuleBasedStateMachine):
         self.catalog(tiers=[ResidencyTier.ABSENT] * NUM_ADAPTERS, pinned=None)
         for _ in range(900):
             self.rig.turn(seconds=0.03)
-        assert {r for r, o in self.rig.outputs.items() if o[-1].finish} == set(self.added)
+        refused = {"QUEUE_FULL", "LIMIT_EXCEEDED"}
+        never = {
+            sample_id
+            for request_id, further in self.further.items()
+            if self.rig.finish(request_id).error_reason in refused
+            for sample_id in further
+        }
+        assert {r for r, o in self.rig.outputs.items() if o[-1].finish} == set(self.added) - never
         assert all(len(ends) == 1 for ends in (*self.unloads, *self.loads))
         stats = self.rig.scheduler.stats()
         assert (stats.running_requests, stats.waiting_requests) == (0, 0)
