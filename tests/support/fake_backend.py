@@ -1,11 +1,12 @@
 """A backend factory for the real engine process: no model, the fake device, knobs in `model_dir`.
 
 `model_dir` is a query string, e.g. "step_s=0.002&read_s=0.01". A prompt that holds DEADLY_TOKEN kills the
-process in its first step, as a fault of the device would.
+process in its first step, as a fault of the device would. Where a request of several samples has BLIND_TOKEN
+in its prompt, the logits of those beside the first are not finite.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl
 
 from inference_service.domain.engine import ModelFacts
@@ -16,6 +17,7 @@ from tests.support.fake_device import VOCAB_SIZE, FakeArena, FakeHostPool, FakeR
 FACTORY = "tests.support.fake_backend:make_backend"
 DEADLY_TOKEN = 666
 FAULTY_TOKEN = 667
+BLIND_TOKEN = 668
 
 
 class MortalRunner(FakeRunner):
@@ -29,7 +31,14 @@ class MortalRunner(FakeRunner):
                 os._exit(77)
             if FAULTY_TOKEN in new.token_ids:
                 raise RuntimeError("the device fell off the bus")
-        return super().execute(step)
+        done = super().execute(step)
+        results = tuple(
+            replace(result, token_ids=(-1,))
+            if "/" in share.request_id and BLIND_TOKEN in self._held[share.request_id].token_ids
+            else result
+            for share, result in zip(step.scheduled, done.results, strict=True)
+        )
+        return replace(done, results=results)
 
 
 @dataclass(frozen=True)
