@@ -17,6 +17,7 @@ from adapter_manager.domain.node import (
     ResidencyTier,
     ResidentAdapter,
 )
+from adapter_manager.domain.probe import ProbeFindings
 from adapter_manager.domain.revision_report import RevisionReport
 from adapter_manager.domain.tenant import Tenant, TenantUsage, TokenOwner
 from lorikeet_contract.names import AdapterName
@@ -254,6 +255,10 @@ class NodeClient(Protocol):
 
     async def refuse_demand(self, digest: str, reason: str) -> bool:
         """Let requests on the node that wait for a revision end, for tenants to read why. False: none did."""
+        ...
+
+    async def probe(self, digest: str, timeout_s: float) -> ProbeFindings:
+        """Compare a revision with the base model; the node brings it to its device as for a request."""
         ...
 
     async def close(self) -> None:

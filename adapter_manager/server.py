@@ -17,6 +17,7 @@ from adapter_manager.application.janitor import Janitor
 from adapter_manager.application.mirror import RegistryMirror
 from adapter_manager.application.models import ModelDirectory
 from adapter_manager.application.node_agent import AgentOptions, NodeAgent
+from adapter_manager.application.probes import ProbeService
 from adapter_manager.application.registration import Registration, RegistrationLimits
 from adapter_manager.application.residency import Fleet, ResidencyService
 from adapter_manager.application.tenants import TenantDirectory
@@ -103,6 +104,15 @@ class Manager:
         self.janitor = Janitor(self.mirror, registration, deletion, staging, time.time, manager_id)
         adapters = AdapterDirectory(registry, self.mirror, transactions, time.time)
         residency = ResidencyService(adapters, fleet, self.mirror)
+        self.probes = ProbeService(
+            registry,
+            transactions,
+            self.mirror,
+            adapters,
+            fleet,
+            time.time,
+            is_automatic=settings.probe_on_load,
+        )
 
         self.interceptor = RequestInterceptor(
             TokenAuthenticator(self.mirror), "adapter_manager", metrics=metrics.uploads
@@ -115,7 +125,9 @@ class Manager:
             insecure_listen=settings.insecure_listen,
         )
         adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server(
-            AdapterServicer(adapters, uploads, deletion, residency, fleet, settings.load_timeout_s),
+            AdapterServicer(
+                adapters, uploads, deletion, residency, fleet, self.probes, settings.load_timeout_s
+            ),
             self.server.server,
         )
         tenant_service_pb2_grpc.add_TenantServiceServicer_to_server(
@@ -165,6 +177,7 @@ async def serve(settings: Settings) -> None:
             preparing,
             asyncio.create_task(manager.mirror.run(), name="mirror"),
             asyncio.create_task(manager.janitor.run(), name="janitor"),
+            asyncio.create_task(manager.probes.run(), name="probes"),
             *(asyncio.create_task(agent.run(), name=f"agent {agent.address}") for agent in manager.agents),
         ]
         await _until_signal(manager, work, settings.drain_grace_s)

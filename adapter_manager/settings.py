@@ -70,6 +70,11 @@ class Settings(BaseSettings):
     max_adapters: int = Field(10_000, gt=0, description="adapters of a tenant that has no limit of its own")
     max_revisions: int = Field(100, gt=0, description="revisions of one adapter")
     load_timeout_s: float = Field(300.0, gt=0, description="how long a node may take to load a revision")
+    probe_on_load: bool = Field(
+        default=True,
+        description="compare each adapter with the base model once, when it first is on a node's device, and "
+        "record whether it changes anything",
+    )
     drain_grace_s: float = Field(30.0, ge=0, description="how long calls may go on after SIGTERM")
     log_format: Literal["json", "console"] = Field("json", description="form of the log lines")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level to log")

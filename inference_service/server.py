@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from inference_service.api.adapter_intake import AdapterIntake
+from inference_service.api.adapter_probe import AdapterProbe
 from inference_service.api.authentication import Authenticator
 from inference_service.api.catalog import Catalog
 from inference_service.api.generation_service import GenerationService
@@ -158,7 +159,7 @@ class Node:
             InferenceServicer(generation, engine, text.defaults), self.rpc.server
         )
         residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(
-            ResidencyServicer(residency, intake), self.rpc.server
+            ResidencyServicer(residency, intake, AdapterProbe(engine, text.tokenizer)), self.rpc.server
         )
 
 

@@ -9,6 +9,7 @@ from adapter_manager.api import convert
 from adapter_manager.api.authentication import current_caller
 from adapter_manager.application.adapters import AdapterDirectory
 from adapter_manager.application.deletion import Deletion
+from adapter_manager.application.probes import ProbeService
 from adapter_manager.application.residency import Fleet, ResidencyService
 from adapter_manager.application.uploads import UploadService
 from adapter_manager.domain.errors import InvalidRequestError
@@ -29,6 +30,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         deletion: Deletion,
         residency: ResidencyService,
         fleet: Fleet,
+        probes: ProbeService,
         load_timeout_s: float,
     ) -> None:
         self._directory = directory
@@ -36,6 +38,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         self._deletion = deletion
         self._residency = residency
         self._fleet = fleet
+        self._probes = probes
         self._load_timeout_s = load_timeout_s
 
     async def Upload(
@@ -54,7 +57,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
             await self._fleet.catch_up()
             if not (header.is_validate_only or result.is_created):
                 await self._fleet.retry(result.revision.digest)
-            return convert.upload_response(result)
+            return convert.upload_response(result, self._directory.probe_of(result.revision.digest))
         raise InvalidRequestError("the upload's stream was empty", metadata={"field": "header"})
 
     async def GetUpload(self, request: pb.GetUploadRequest, context: _Context) -> pb.GetUploadResponse:
@@ -113,6 +116,13 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         """See the proto."""
         placements = await self._residency.unload(current_caller(), request.name, self._timeout_s(context))
         return pb.UnloadAdapterResponse(placements=convert.placements(placements))
+
+    async def ProbeAdapter(
+        self, request: pb.ProbeAdapterRequest, context: _Context
+    ) -> pb.ProbeAdapterResponse:
+        """See the proto."""
+        done = await self._probes.probe(current_caller(), request.name, self._timeout_s(context))
+        return pb.ProbeAdapterResponse(revision=convert.revision(done.name, done.revision, None, done.probe))
 
     async def GetPlacement(
         self, request: pb.GetPlacementRequest, context: _Context

@@ -12,6 +12,7 @@ from adapter_manager.domain.adapter import Revision, RevisionState, WantedTier
 from adapter_manager.domain.errors import InvalidRequestError
 from adapter_manager.domain.layout_options import ExpertOrientation, ExpertPacking, LayoutOptions
 from adapter_manager.domain.node import ResidencyTier
+from adapter_manager.domain.probe import Probe, ProbeVerdict
 from adapter_manager.domain.report import MatchedSite, UploadReport
 from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_contract.names import AdapterName
@@ -28,6 +29,11 @@ _TIERS = {
     ResidencyTier.HOST: pb.RESIDENCY_STATE_HOST,
     ResidencyTier.COPYING: pb.RESIDENCY_STATE_COPYING,
     ResidencyTier.ACTIVE: pb.RESIDENCY_STATE_ACTIVE,
+}
+_VERDICTS = {
+    ProbeVerdict.CHANGES: pb.PROBE_VERDICT_CHANGES,
+    ProbeVerdict.CHANGES_NOTHING: pb.PROBE_VERDICT_CHANGES_NOTHING,
+    ProbeVerdict.NOT_FINITE: pb.PROBE_VERDICT_NOT_FINITE,
 }
 _WANTED = {
     pb.RESIDENCY_STATE_UNSPECIFIED: WantedTier.ACTIVE,
@@ -64,6 +70,7 @@ def upload_header(message: pb.UploadRequest) -> UploadHeader:
         request_id=header.request_id,
         files=tuple(UploadFile(f.name, f.size_bytes, f.sha256) for f in header.files),
         options=LayoutOptions(_PACKINGS[header.expert_packing], _ORIENTATIONS[header.expert_orientation]),
+        base_digest=header.base_digest,
     )
 
 
@@ -74,10 +81,10 @@ def upload_chunk(message: pb.UploadRequest) -> pb.FileChunk:
     return message.chunk
 
 
-def upload_response(result: UploadResult) -> pb.UploadResponse:
-    """What an upload came to."""
+def upload_response(result: UploadResult, known: Probe | None = None) -> pb.UploadResponse:
+    """What an upload came to, and what a node found out about the same content before."""
     return pb.UploadResponse(
-        revision=revision(result.name, result.revision, result.report), created=result.is_created
+        revision=revision(result.name, result.revision, result.report, known), created=result.is_created
     )
 
 
@@ -98,7 +105,12 @@ def adapter(details: AdapterDetails) -> pb.Adapter:
         current_digest=record.current_digest,
         aliases=dict(record.aliases),
         revisions=[
-            revision(record.name, r, details.report if r.digest == details.report_digest else None)
+            revision(
+                record.name,
+                r,
+                details.report if r.digest == details.report_digest else None,
+                details.probes.get(r.digest),
+            )
             for r in record.revisions
         ],
         pinned=record.is_pinned,
@@ -108,8 +120,10 @@ def adapter(details: AdapterDetails) -> pb.Adapter:
     )
 
 
-def revision(name: AdapterName, record: Revision, report: UploadReport | None) -> pb.Revision:
-    """One revision."""
+def revision(
+    name: AdapterName, record: Revision, report: UploadReport | None, known: Probe | None = None
+) -> pb.Revision:
+    """One revision, with its probe if there was one."""
     return pb.Revision(
         name=name.revision(record.digest),
         digest=record.digest,
@@ -121,6 +135,21 @@ def revision(name: AdapterName, record: Revision, report: UploadReport | None) -
         max_rank=record.max_rank,
         base_digest=record.base_digest,
         report=upload_report(report) if report else None,
+        probe=probe(known) if known else None,
+    )
+
+
+def probe(record: Probe) -> pb.Probe:
+    """What a node found out about a revision."""
+    found = record.findings
+    return pb.Probe(
+        verdict=_VERDICTS[found.verdict],
+        max_difference=found.max_difference,
+        noise=found.noise,
+        top1_changes=found.top1_changes,
+        positions=found.positions,
+        node=record.node,
+        time=timestamp(record.time_s),
     )
 
 

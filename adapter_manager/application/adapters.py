@@ -1,8 +1,8 @@
 """Adapters as their owners see and change them: get, list, pin, alias."""
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -19,6 +19,7 @@ from adapter_manager.domain.adapter import Adapter
 from adapter_manager.domain.caller import Caller
 from adapter_manager.domain.errors import EtagMismatchError, InvalidRequestError, RegistryUnavailableError
 from adapter_manager.domain.page import decode_token, encode_token, page_size
+from adapter_manager.domain.probe import Probe
 from adapter_manager.domain.report import UploadReport
 from adapter_manager.ports import Change, Clock, Page, Registry, Stored, update
 from lorikeet_contract.names import AdapterName, AdapterReference, InvalidNameError, check_segment
@@ -35,13 +36,15 @@ _ALIAS_BYTES = 160
 class AdapterDetails:
     """An adapter with the upload report of one of its revisions (the one named, else the current one).
 
-    `etag` is empty where the answer comes from memory because the registry is away.
+    `etag` is empty where the answer comes from memory because the registry is away. `probes` are of those
+    revisions that a node has probed, by digest.
     """
 
     adapter: Adapter
     etag: str
     report_digest: str = ""
     report: UploadReport | None = None
+    probes: Mapping[str, Probe] = field(default_factory=dict[str, Probe])
 
 
 class AdapterDirectory:
@@ -65,8 +68,15 @@ class AdapterDirectory:
                 digest = ready_revision(stored.value, wanted).digest
             report = await self._registry.report(wanted.name, digest) if digest else None
         except RegistryUnavailableError:
-            return AdapterDetails(self._remembered(wanted), "")
-        return AdapterDetails(stored.value, stored.etag, digest, report.value.report if report else None)
+            adapter = self._remembered(wanted)
+            return AdapterDetails(adapter, "", probes=self._probes(adapter))
+        return AdapterDetails(
+            stored.value,
+            stored.etag,
+            digest,
+            report.value.report if report else None,
+            self._probes(stored.value),
+        )
 
     async def list(
         self, caller: Caller, parent: str, size: int, token: str
@@ -81,7 +91,7 @@ class AdapterDirectory:
             page = self._remembered_page(tenant, after, limit)
         items, next_after = _bounded(page)
         return (
-            [AdapterDetails(item.value, item.etag) for item in items],
+            [AdapterDetails(i.value, i.etag, probes=self._probes(i.value)) for i in items],
             encode_token(listing, next_after) if next_after else "",
         )
 
@@ -135,7 +145,16 @@ class AdapterDirectory:
 
         await self._transactions.run(attempt)
         stored = await self.stored(name)
-        return AdapterDetails(stored.value, stored.etag)
+        return AdapterDetails(stored.value, stored.etag, probes=self._probes(stored.value))
+
+    def probe_of(self, digest: str) -> Probe | None:
+        """What a node found out about a revision."""
+        use = self._mirror.view.uses.get(digest)
+        return use.probe if use else None
+
+    def _probes(self, adapter: Adapter) -> dict[str, Probe]:
+        probes = ((r.digest, self.probe_of(r.digest)) for r in adapter.revisions)
+        return {digest: probe for digest, probe in probes if probe is not None}
 
     def _remembered(self, wanted: AdapterReference) -> Adapter:
         adapter = self._mirror.view.adapters.get(wanted.name.short)

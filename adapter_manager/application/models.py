@@ -8,7 +8,7 @@ import structlog
 
 from adapter_manager.application.mirror import RegistryMirror
 from adapter_manager.application.transactions import Transactions
-from adapter_manager.domain.errors import BaseModelUnknownError, RegistryUnavailableError
+from adapter_manager.domain.errors import BaseMismatchError, BaseModelUnknownError, RegistryUnavailableError
 from adapter_manager.domain.node import BaseModel
 from adapter_manager.ports import Change, Clock, Registry, overwrite
 
@@ -51,11 +51,12 @@ class ModelDirectory:
                 return
         log.info("model.registered", model=model.name, base_digest=model.base_digest)
 
-    def current(self) -> BaseModel:
-        """The model that an upload without other choice is for: the one seen last.
+    def current(self, base_digest: str = "") -> BaseModel:
+        """The model of that digest; without one the one seen last.
 
         Raises:
             BaseModelUnknownError: no node was ever seen.
+            BaseMismatchError: none of that digest was.
         """
         known = dict(self._mirror.view.models) | self._seen
         if not known:
@@ -63,4 +64,8 @@ class ModelDirectory:
                 "no inference node has told its model yet, so there is nothing to check an adapter against; "
                 "start the inference service and see that --nodes names it, then upload again"
             )
+        if base_digest:
+            if base_digest not in known:
+                raise BaseMismatchError.of(base_digest, known)
+            return known[base_digest]
         return max(known.values(), key=lambda m: m.last_seen_s)

@@ -32,6 +32,7 @@ from adapter_manager.domain.node import (
     Used,
 )
 from adapter_manager.domain.placement import LoadStep, node_catalog, plan
+from adapter_manager.domain.probe import ProbeFindings
 from adapter_manager.ports import ArtifactStore, Clock, NodeClient, Registry
 from lorikeet_contract.status import StatusCode
 
@@ -153,6 +154,10 @@ class NodeAgent:
             self._synced.clear()
             self._wake.set()
             await self._synced.wait()
+
+    async def probe(self, digest: str, timeout_s: float) -> ProbeFindings:
+        """Have the node compare a revision with its base model. Raises NodeCallError."""
+        return await self._client.probe(digest, timeout_s)
 
     def wanted(self, view: RegistryView) -> NodeCatalog | None:
         """What this node should have; None while nobody knows what it serves."""
@@ -295,7 +300,9 @@ class NodeAgent:
             log.info("residency.reconciled", node=self.address, generation=view.generation)
 
     def _answer_demand(self, demand: Demanded) -> None:
-        if demand.digest not in _ready(self._mirror.view):
+        catalog = self.wanted(self._mirror.view)
+        # Not READY, or made for another base model: no byte of it goes there.
+        if catalog is None or catalog.wish(demand.digest) is None:
             log.warning("residency.demand_refused", node=self.address, digest=demand.digest)
             return
         log.info(

@@ -190,7 +190,7 @@ class ResidencyService:
         for agent in self._fleet.agents:
             catalog = agent.wanted(view)
             for digest in sorted(digests):
-                placement = _placement(agent, catalog, name, digest)
+                placement = _placement(agent, catalog, view, name, digest)
                 is_somewhere = (
                     placement.resident.tier is not ResidencyTier.ABSENT
                     or placement.desired is not ResidencyTier.ABSENT
@@ -201,7 +201,9 @@ class ResidencyService:
         return result
 
 
-def _placement(agent: NodeAgent, catalog: NodeCatalog | None, name: AdapterName, digest: str) -> Placement:
+def _placement(
+    agent: NodeAgent, catalog: NodeCatalog | None, view: RegistryView, name: AdapterName, digest: str
+) -> Placement:
     wish = catalog.wish(digest) if catalog else None
     held = agent.work.held.get(digest, ResidentAdapter(digest, ResidencyTier.ABSENT))
     failure = held.failure
@@ -210,7 +212,7 @@ def _placement(agent: NodeAgent, catalog: NodeCatalog | None, name: AdapterName,
     elif not agent.is_connected:
         failure = f"node {agent.address} is not connected"
     elif catalog and wish is None:
-        failure = f"node {agent.address} serves another base model"
+        failure = _other_base(agent, view, name, digest)
     elif wish and wish.refusal:
         failure = wish.refusal
     return Placement(
@@ -222,3 +224,11 @@ def _placement(agent: NodeAgent, catalog: NodeCatalog | None, name: AdapterName,
         is_pinned=held.is_pinned,
         failure=failure,
     )
+
+
+def _other_base(agent: NodeAgent, view: RegistryView, name: AdapterName, digest: str) -> str:
+    adapter = view.adapters.get(name.short)
+    revision = adapter.revision(digest) if adapter else None
+    theirs = agent.model.model.base_digest if agent.model else "unknown"
+    ours = revision.base_digest if revision else "unknown"
+    return f"node {agent.address} serves another base model: {theirs}; the adapter is for {ours}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from adapter_manager.application.adapters import check_alias
+from adapter_manager.application.adapters import check_alias, check_digest
 from adapter_manager.application.background import on_thread
 from adapter_manager.application.ingest import IngestTarget, UploadFile, UploadSession, UploadStaging
 from adapter_manager.application.models import ModelDirectory
@@ -44,6 +44,7 @@ class UploadHeader:
     request_id: str
     files: tuple[UploadFile, ...]
     options: LayoutOptions
+    base_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class UploadService:
 
         Raises:
             InvalidRequestError, AdapterNotFoundError, TenantNotFoundError, BaseModelUnknownError,
-            LimitExceededError, RequestIdReusedError: before any chunk is taken.
+            BaseMismatchError, LimitExceededError, RequestIdReusedError: before any chunk is taken.
         """
         identity = _identify(caller, header)
         upload = Upload(self, identity, header)
@@ -124,7 +125,7 @@ class UploadService:
             name = identity.name
             await on_thread(self._staging.discard, name.tenant, name.adapter, identity.request_id)
         else:
-            self._models.current()
+            self._models.current(header.base_digest)
             await self._registration.check_room(identity.name)
             # validate_only must not take over the bytes of a real upload with the same id.
             request_id = "" if header.is_validate_only else header.request_id
@@ -150,7 +151,7 @@ class UploadService:
         """Check, convert, store and register what the session holds."""
         session, identity = upload.session, upload.identity
         assert session is not None, "an upload without a session has its result already"
-        model = self._models.current()
+        model = self._models.current(upload.header.base_digest)
         target = IngestTarget(
             schema=model.schema,
             base_digest=model.base_digest,
@@ -248,6 +249,8 @@ def _identify(caller: Caller, header: UploadHeader) -> UploadIdentity:
     for alias in header.aliases:
         check_alias(alias, "header.aliases")
     _check_request_id(header.request_id)
+    if header.base_digest:
+        check_digest(header.base_digest, "header.base_digest")
     files = [(f.name, f.size_bytes, f.sha256) for f in header.files]
     facts: Sequence[object] = [
         str(name),
@@ -255,6 +258,8 @@ def _identify(caller: Caller, header: UploadHeader) -> UploadIdentity:
         sorted(files),
         header.options.packing,
         header.options.orientation,
+        # Only where it was given, so that uploads of earlier releases are still known as the same.
+        *([header.base_digest] if header.base_digest else []),
     ]
     return UploadIdentity(
         name=name,

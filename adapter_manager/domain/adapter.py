@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from adapter_manager.domain.errors import LimitExceededError
+from adapter_manager.domain.probe import Probe
 from lorikeet_contract.names import AdapterName
 
 # Every record and every catalog entry carries all aliases of its adapter.
@@ -181,16 +182,22 @@ class DigestUse:
 
     Nobody: the files are due for removal. `purge_owner` is set while a manager removes them, and keeps new
     uploads of the same content waiting, so that a removal never takes files that somebody just stored.
+    `probe` is what a node found out about the content; it goes with the files.
     """
 
     digest: str
     holders: tuple[str, ...] = ()
     purge_owner: str = ""
     purge_time_s: float = 0.0
+    probe: Probe | None = None
 
     def held_by(self, holder: str) -> "DigestUse":
         """A copy that `holder` also holds."""
         return replace(self, holders=tuple(sorted({*self.holders, holder})))
+
+    def with_probe(self, probe: Probe) -> "DigestUse":
+        """A copy that knows what a node found."""
+        return replace(self, probe=probe)
 
     def released_by(self, holder: str) -> "DigestUse":
         """A copy that `holder` no longer holds."""

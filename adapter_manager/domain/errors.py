@@ -20,6 +20,7 @@ ServiceError (lorikeet_contract)
 │   ├── UnsupportedAdapterError                      UNSUPPORTED_ADAPTER      valid, but not served exactly
 │   └── AmbiguousAdapterError                        AMBIGUOUS_ADAPTER        needs an explicit option
 ├── BaseModelUnknownError       FAILED_PRECONDITION  BASE_MODEL_UNKNOWN       no node has told its schema yet
+├── BaseMismatchError           FAILED_PRECONDITION  BASE_MISMATCH            metadata: base_digest, served
 ├── ArtifactStoreError          UNAVAILABLE          ARTIFACT_STORE           with retry_after_s
 │   └── ArtifactMissingError    DATA_LOSS            ARTIFACT_MISSING         a revision is gone or cut short
 ├── RegistryUnavailableError    UNAVAILABLE          REGISTRY_UNAVAILABLE     with retry_after_s
@@ -32,6 +33,8 @@ ServiceError (lorikeet_contract)
 ├── NodeCallError               UNAVAILABLE          NODE_CALL                metadata: node, its code, reason
 └── DrainingError               UNAVAILABLE          DRAINING                 with retry_after_s
 """
+
+from collections.abc import Iterable
 
 from lorikeet_contract.status import ServiceError, StatusCode
 
@@ -137,6 +140,23 @@ class BaseModelUnknownError(ServiceError):
 
     code = StatusCode.FAILED_PRECONDITION
     reason = "BASE_MODEL_UNKNOWN"
+
+
+class BaseMismatchError(ServiceError):
+    """The adapter was made for one base model, and what is there serves others."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "BASE_MISMATCH"
+
+    @staticmethod
+    def of(base_digest: str, served: Iterable[str]) -> "BaseMismatchError":
+        """With both digests."""
+        others = ", ".join(sorted(served))
+        return BaseMismatchError(
+            f"the adapter is for base model {base_digest}, and the nodes serve {others or 'none'}: there its "
+            "weights would mean something else; start a node with its base model, or push it for theirs",
+            metadata={"base_digest": base_digest, "served": others},
+        )
 
 
 class ArtifactStoreError(ServiceError):

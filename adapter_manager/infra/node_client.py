@@ -3,18 +3,22 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import grpc
 
 from adapter_manager.domain.catalog import NodeCatalog
 from adapter_manager.domain.errors import ArtifactStoreError, NodeCallError
 from adapter_manager.domain.node import NodeEvent, NodeModel, ResidencySnapshot, ResidentAdapter
+from adapter_manager.domain.probe import ProbeFindings
 from adapter_manager.infra import node_messages
 from adapter_manager.ports import LoadOrder
 from lorikeet.inference.v1 import inference_service_pb2_grpc, model_pb2
 from lorikeet.residency.v1 import residency_pb2, residency_service_pb2_grpc
 from lorikeet_rpc.channel import ClientTls, Ping, open_channel
 from lorikeet_rpc.errors import from_rpc_error
+
+_T = TypeVar("_T")
 
 _CALL_TIMEOUT_S = 10.0
 _SYNC_TIMEOUT_S = 60.0
@@ -94,11 +98,19 @@ class GrpcNodeClient:
             response = await self._residency.RefuseDemand(request, timeout=_CALL_TIMEOUT_S)
             return response.was_awaited
 
+    async def probe(self, digest: str, timeout_s: float) -> ProbeFindings:
+        """See ports.NodeClient."""
+        async with self._errors_named():
+            response = await self._residency.ProbeAdapter(
+                residency_pb2.ProbeAdapterRequest(digest=digest), timeout=timeout_s
+            )
+            return self._understood(lambda: node_messages.probe_findings(response))
+
     async def close(self) -> None:
         """See ports.NodeClient."""
         await self._channel.close()
 
-    def _understood(self, read: Callable[[], NodeModel]) -> NodeModel:
+    def _understood(self, read: Callable[[], _T]) -> _T:
         try:
             return read()
         except ValueError as error:

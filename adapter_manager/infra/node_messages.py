@@ -16,6 +16,7 @@ from adapter_manager.domain.node import (
     ResidentAdapter,
     Used,
 )
+from adapter_manager.domain.probe import ProbeFindings, ProbeVerdict
 from adapter_manager.domain.tenant import Tenant
 from adapter_manager.ports import LoadOrder
 from lorikeet.inference.v1 import model_pb2
@@ -34,6 +35,11 @@ _TIERS = {
     ResidencyTier.HOST: pb.RESIDENCY_TIER_HOST,
     ResidencyTier.COPYING: pb.RESIDENCY_TIER_COPYING,
     ResidencyTier.ACTIVE: pb.RESIDENCY_TIER_ACTIVE,
+}
+_VERDICTS = {
+    pb.PROBE_VERDICT_CHANGES: ProbeVerdict.CHANGES,
+    pb.PROBE_VERDICT_CHANGES_NOTHING: ProbeVerdict.CHANGES_NOTHING,
+    pb.PROBE_VERDICT_NOT_FINITE: ProbeVerdict.NOT_FINITE,
 }
 _TIERS_BACK = {message: tier for tier, message in _TIERS.items()}
 
@@ -95,6 +101,19 @@ def resident_adapter(message: pb.ResidentAdapter) -> ResidentAdapter:
         payload_bytes=message.payload_bytes,
         arena_bytes=message.arena_bytes,
         failure=message.failure,
+    )
+
+
+def probe_findings(message: pb.ProbeAdapterResponse) -> ProbeFindings:
+    """What a probe found. Raises ValueError where the verdict is of another release."""
+    if message.verdict not in _VERDICTS:
+        raise ValueError(f"the node's probe has the unknown verdict {message.verdict}")
+    return ProbeFindings(
+        verdict=_VERDICTS[message.verdict],
+        max_difference=message.max_difference,
+        noise=message.noise,
+        top1_changes=message.top1_changes,
+        positions=message.positions,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 from adapter_manager.domain.catalog import NodeCatalog
 from adapter_manager.domain.node import NodeEvent, NodeModel, ResidencySnapshot, ResidentAdapter
+from adapter_manager.domain.probe import ProbeFindings
 from adapter_manager.metrics.push_metrics import Push, PushMetrics
 from adapter_manager.ports import LoadOrder, NodeClient
 
@@ -49,6 +50,13 @@ class ObservedNode:
         """See ports.NodeClient."""
         with self._metrics.counted(self.address, Push.REFUSE):
             return await self._client.refuse_demand(digest, reason)
+
+    async def probe(self, digest: str, timeout_s: float) -> ProbeFindings:
+        """See ports.NodeClient."""
+        with self._metrics.counted(self.address, Push.PROBE):
+            findings = await self._client.probe(digest, timeout_s)
+        self._metrics.probed(findings.verdict)
+        return findings
 
     async def close(self) -> None:
         """See ports.NodeClient."""

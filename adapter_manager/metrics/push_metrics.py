@@ -7,6 +7,7 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, Counter
 
 from adapter_manager.domain.errors import NodeCallError
+from adapter_manager.domain.probe import ProbeVerdict
 
 
 class Push(StrEnum):
@@ -17,6 +18,7 @@ class Push(StrEnum):
     STREAM = "stream"
     UNLOAD = "unload"
     REFUSE = "refuse"
+    PROBE = "probe"
 
 
 class PushMetrics:
@@ -26,7 +28,8 @@ class PushMetrics:
         self._pushes = Counter(
             "lorikeet_node_pushes",
             "Calls that told a node to do something: catalog, load (it reads the store), stream (the payload "
-            "is sent along), unload, refuse (what requests wait for will not come). Failed ones included.",
+            "is sent along), unload, refuse (what requests wait for will not come), probe. Failed ones "
+            "included.",
             ("node", "push"),
             registry=registry,
         )
@@ -36,6 +39,18 @@ class PushMetrics:
             ("node", "push", "reason"),
             registry=registry,
         )
+        self._probes = Counter(
+            "lorikeet_adapter_probes",
+            "Comparisons of an adapter with the base model, by what came of them.",
+            ("verdict",),
+            registry=registry,
+        )
+        for verdict in ProbeVerdict:
+            self._probes.labels(verdict.value)
+
+    def probed(self, verdict: ProbeVerdict) -> None:
+        """A node compared an adapter with the base model."""
+        self._probes.labels(verdict.value).inc()
 
     @contextmanager
     def counted(self, node: str, push: Push) -> Generator[None]:

@@ -18,6 +18,7 @@ from inference_service.domain.adapter import (
     ResidentAdapter,
 )
 from inference_service.domain.errors import InvalidRequestError
+from inference_service.domain.probe import ProbeResult, ProbeVerdict
 from inference_service.domain.tenant import TenantShare
 from lorikeet.residency.v1 import residency_pb2
 from lorikeet_contract.names import AdapterName, InvalidNameError, check_segment
@@ -29,6 +30,11 @@ _TIERS = {
     ResidencyTier.HOST: residency_pb2.RESIDENCY_TIER_HOST,
     ResidencyTier.COPYING: residency_pb2.RESIDENCY_TIER_COPYING,
     ResidencyTier.ACTIVE: residency_pb2.RESIDENCY_TIER_ACTIVE,
+}
+_VERDICTS = {
+    ProbeVerdict.CHANGES: residency_pb2.PROBE_VERDICT_CHANGES,
+    ProbeVerdict.CHANGES_NOTHING: residency_pb2.PROBE_VERDICT_CHANGES_NOTHING,
+    ProbeVerdict.NOT_FINITE: residency_pb2.PROBE_VERDICT_NOT_FINITE,
 }
 _TIERS_BACK = {message: tier for tier, message in _TIERS.items()}
 _Message = TypeVar("_Message")
@@ -96,6 +102,17 @@ def grace_s(message: residency_pb2.DrainRequest) -> float:
 def keep_on_disk(message: residency_pb2.UnloadAdapterRequest) -> bool:
     """The flag, true by default."""
     return message.keep_on_disk if message.HasField("keep_on_disk") else True
+
+
+def probe_response(result: ProbeResult) -> residency_pb2.ProbeAdapterResponse:
+    """What a probe found."""
+    return residency_pb2.ProbeAdapterResponse(
+        verdict=_VERDICTS[result.verdict],
+        max_difference=result.max_difference,
+        noise=result.noise,
+        top1_changes=result.top1_changes,
+        positions=result.positions,
+    )
 
 
 def resident_adapter(adapter: ResidentAdapter) -> residency_pb2.ResidentAdapter:

@@ -8,6 +8,7 @@ import grpc.aio
 
 from inference_service.api import convert_residency as convert
 from inference_service.api.adapter_intake import AdapterIntake
+from inference_service.api.adapter_probe import AdapterProbe
 from inference_service.api.catalog_pages import read_catalog
 from inference_service.api.residency_service import ResidencyService
 from lorikeet.residency.v1 import residency_pb2, residency_service_pb2_grpc
@@ -18,9 +19,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
     """Only the adapter manager gets here: the authenticator asks for the node token."""
 
-    def __init__(self, service: ResidencyService, intake: AdapterIntake) -> None:
+    def __init__(self, service: ResidencyService, intake: AdapterIntake, probe: AdapterProbe) -> None:
         self._service = service
         self._intake = intake
+        self._probe = probe
 
     async def SyncCatalog(
         self, request_iterator: AsyncIterator[residency_pb2.SyncCatalogRequest], context: Context
@@ -54,6 +56,14 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
         digest = convert.digest("digest", request.digest)
         was_awaited = await self._service.refuse_demand(digest, request.reason)
         return residency_pb2.RefuseDemandResponse(was_awaited=was_awaited)
+
+    async def ProbeAdapter(
+        self, request: residency_pb2.ProbeAdapterRequest, context: Context
+    ) -> residency_pb2.ProbeAdapterResponse:
+        """Compare a revision with the base model."""
+        remaining: Any = context.time_remaining()  # None without a deadline, whatever the stub says
+        result = await self._probe.probe(convert.digest("digest", request.digest), remaining)
+        return convert.probe_response(result)
 
     async def ListResident(
         self, request: residency_pb2.ListResidentRequest, context: Context

@@ -49,6 +49,12 @@ class FakeNode:
         self.unloads: list[str] = []
         # Digest and reason of each demand that the manager said it cannot meet.
         self.refused: dict[str, str] = {}
+        # Each probe's digest, and what probes are answered with.
+        self.probes: list[str] = []
+        self.probe_answer = pb.ProbeAdapterResponse(
+            verdict=pb.PROBE_VERDICT_CHANGES, max_difference=0.5, top1_changes=3, positions=9
+        )
+        self.probe_error: ServiceError | None = None
         self.streamed: dict[str, bytes] = {}
         self.syncs: list[int] = []
         self._server: grpc.aio.Server | None = None
@@ -170,6 +176,12 @@ class FakeNode:
         self.refused[digest] = reason
         return True
 
+    async def probe(self, digest: str) -> pb.ProbeAdapterResponse:
+        self.probes.append(digest)
+        if self.probe_error is not None:
+            raise self.probe_error
+        return self.probe_answer
+
     async def watch(self) -> AsyncIterator[pb.WatchResidencyResponse]:
         events: asyncio.Queue[pb.WatchResidencyResponse] = asyncio.Queue()
         self._watchers.append(events)
@@ -217,6 +229,9 @@ class _Residency(residency_service_pb2_grpc.ResidencyServiceServicer):
 
     async def RefuseDemand(self, request: Any, context: Any) -> pb.RefuseDemandResponse:
         return pb.RefuseDemandResponse(was_awaited=self._node.refuse_demand(request.digest, request.reason))
+
+    async def ProbeAdapter(self, request: pb.ProbeAdapterRequest, context: Any) -> pb.ProbeAdapterResponse:
+        return await self._node.probe(request.digest)
 
     async def ListResident(self, request: Any, context: Any) -> pb.ListResidentResponse:
         return self._node.snapshot()

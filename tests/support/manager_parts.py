@@ -12,6 +12,7 @@ from adapter_manager.application.deletion import Deletion
 from adapter_manager.application.mirror import RegistryMirror
 from adapter_manager.application.models import ModelDirectory
 from adapter_manager.application.node_agent import AgentOptions, NodeAgent
+from adapter_manager.application.probes import ProbeService
 from adapter_manager.application.registration import Registration, RegistrationLimits, UploadIdentity
 from adapter_manager.application.residency import Fleet, ResidencyService
 from adapter_manager.application.tenants import TenantDirectory
@@ -47,6 +48,7 @@ class Parts:
     registration: Registration
     adapters: AdapterDirectory
     residency: ResidencyService
+    probes: ProbeService
 
     async def push(
         self, name: str, seed: str = "one", *, aliases: Sequence[str] = (), request_id: str = ""
@@ -71,6 +73,7 @@ def make_parts(
     manager_id: str = MANAGER_ID,
     options: AgentOptions | None = None,
     limits: RegistrationLimits | None = None,
+    probes_on_load: bool = False,
 ) -> Parts:
     """Wire the rooms; no task is started."""
     clock = _ticking()
@@ -90,6 +93,10 @@ def make_parts(
         TenantDirectory(registry, transactions, new_token, clock),
         models, agents, fleet, deletion, registration, adapters,
         ResidencyService(adapters, fleet, mirror),
+        ProbeService(
+            registry, transactions, mirror, adapters, fleet, time.time,
+            is_automatic=probes_on_load, look_s=0.05,
+        ),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A manager's rooms with running agents, over nodes' real gRPC services."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -52,23 +52,32 @@ async def running(parts: Parts) -> AsyncIterator[Parts]:
 
 @asynccontextmanager
 async def stack(
-    tmp_path: Path, *, num_nodes: int = 1, registry: MemoryRegistry | None = None, **options: object
+    tmp_path: Path,
+    *,
+    num_nodes: int = 1,
+    registry: MemoryRegistry | None = None,
+    base_digests: Sequence[str] = (),
+    probes_on_load: bool = False,
+    **options: object,
 ) -> AsyncIterator[tuple[Parts, list[FakeNode]]]:
-    """A manager and its nodes, connected, with two tenants."""
+    """A manager and its nodes, connected, with two tenants. `base_digests`: a node for each."""
+    bases = [{"base_digest": base} for base in base_digests] or [{}] * num_nodes
     async with AsyncExitStack() as exits:
         nodes: list[FakeNode] = []
         clients: list[GrpcNodeClient] = []
-        for _ in range(num_nodes):
-            node, client = await exits.enter_async_context(running_node(**options))
+        for base in bases:
+            node, client = await exits.enter_async_context(running_node(**options, **base))
             nodes.append(node)
             clients.append(client)
         store = SharedArtifacts(tmp_path)
-        parts = make_parts(registry or MemoryRegistry(), store, tmp_path, clients=clients)
+        parts = make_parts(
+            registry or MemoryRegistry(), store, tmp_path, clients=clients, probes_on_load=probes_on_load
+        )
         await exits.enter_async_context(running(parts))
         for tenant in ("demo", "other"):
             if await parts.registry.tenant(tenant) is None:
                 await parts.tenant(tenant)
-        await eventually(lambda: len(parts.fleet.connected) == num_nodes)
+        await eventually(lambda: len(parts.fleet.connected) == len(nodes))
         yield parts, nodes
 
 

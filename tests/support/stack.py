@@ -140,7 +140,8 @@ class Stack:
                 "--data-dir", str(root / "manager"), "--bootstrap-tenant", "demo", *manager_flags,
             ],
             root / "manager.log",
-            {"ADAPTER_MANAGER_NODE_TOKEN": NODE_TOKEN},
+            # Tests compare a node's counters before and after; `--probe-on-load` lets a test have probes.
+            {"ADAPTER_MANAGER_NODE_TOKEN": NODE_TOKEN, "ADAPTER_MANAGER_PROBE_ON_LOAD": "false"},
         )  # fmt: skip
         self.token = ""
         self._channels: list[grpc.aio.Channel] = []

@@ -1,5 +1,7 @@
 """Every field of the messages, both ways."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from adapter_manager.domain.adapter import Adapter, Revision, RevisionState, Wan
 from adapter_manager.domain.errors import InvalidRequestError
 from adapter_manager.domain.layout_options import ExpertOrientation, ExpertPacking, LayoutOptions
 from adapter_manager.domain.node import ResidencyTier, ResidentAdapter
+from adapter_manager.domain.probe import Probe, ProbeFindings, ProbeVerdict
 from adapter_manager.domain.report import MatchedSite, UploadReport
 from adapter_manager.domain.tenant import Tenant, TenantLimits, TokenRecord
 from adapter_manager.ports import Stored
@@ -24,6 +27,9 @@ from lorikeet_rpc.tokens import new_token
 DIGEST, OTHER = "d" * 64, "e" * 64
 REPORT = UploadReport(3, 2, 1, (MatchedSite("gate_up", 0, 4, (0.5, 2.0), "per-expert", 2, 77),), ("mind",))
 REVISION = Revision(DIGEST, RevisionState.FAILED, 1.5, 9, "bfloat16", 16, "b" * 64, failure="gone")
+
+
+PROBE = Probe(ProbeFindings(ProbeVerdict.CHANGES, 0.5, 0.25, 3, 9), "n:1", 2.5)
 
 
 def set_fields(message: object) -> set[str]:
@@ -41,11 +47,13 @@ def test_an_upload_header_is_read_whole() -> None:
         files=[pb.FileHeader(name="x", size_bytes=5, sha256="5" * 64)],
         expert_packing=pb.EXPERT_PACKING_EXPERT_MAJOR,
         expert_orientation=pb.EXPERT_ORIENTATION_EXCHANGED,
+        base_digest="b" * 64,
     )
     assert set_fields(message) == {f.name for f in message.DESCRIPTOR.fields}
     header = convert.upload_header(pb.UploadRequest(header=message))
     assert (header.adapter, header.aliases, header.is_validate_only) == ("t/a", ("prod", "dev"), True)
     assert (header.request_id, header.files) == ("r", (UploadFile("x", 5, "5" * 64),))
+    assert header.base_digest == "b" * 64
     assert header.options == LayoutOptions(ExpertPacking.EXPERT_MAJOR, ExpertOrientation.EXCHANGED)
 
 
@@ -74,7 +82,8 @@ def test_a_second_header_is_refused() -> None:
 
 def test_revisions_and_reports_are_written_whole() -> None:
     """Every field of the message is set from the record."""
-    result = convert.upload_response(UploadResult(AdapterName("t", "a"), REVISION, REPORT, is_created=True))
+    done = UploadResult(AdapterName("t", "a"), REVISION, REPORT, is_created=True)
+    result = convert.upload_response(done, PROBE)
     message = result.revision
     assert result.created
     assert set_fields(message) == {f.name for f in message.DESCRIPTOR.fields}
@@ -97,6 +106,21 @@ def test_adapters_are_written_whole_with_the_report_on_its_revision() -> None:
     assert set_fields(message) == {f.name for f in message.DESCRIPTOR.fields}
     assert (message.current_digest, dict(message.aliases)) == (OTHER, {"prod": OTHER})
     assert [r.HasField("report") for r in message.revisions] == [False, True]
+
+
+@pytest.mark.parametrize("verdict", ProbeVerdict)
+def test_probes_are_written_whole_at_their_revision(verdict: ProbeVerdict) -> None:
+    """By the same name; a revision that no node probed has none."""
+    ready = Revision(OTHER, RevisionState.READY, 2.0, 9, "float32", 4, "b" * 64)
+    record = Adapter("t", "a", 1.0, 2.0, (REVISION, ready))
+    probe = replace(PROBE, findings=replace(PROBE.findings, verdict=verdict))
+    message = convert.adapter(AdapterDetails(record, "etag", probes={OTHER: probe}))
+    assert [r.HasField("probe") for r in message.revisions] == [False, True]
+    found = message.revisions[1].probe
+    assert set_fields(found) == {f.name for f in found.DESCRIPTOR.fields}
+    assert pb.ProbeVerdict.Name(found.verdict) == f"PROBE_VERDICT_{verdict.name}"
+    assert (found.max_difference, found.noise, found.top1_changes, found.positions) == (0.5, 0.25, 3, 9)
+    assert (found.node, found.time.ToMilliseconds()) == ("n:1", 2500)
 
 
 @pytest.mark.parametrize("state", RevisionState)
