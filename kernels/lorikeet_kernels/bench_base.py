@@ -30,6 +30,7 @@ from lorikeet_kernels.penalties import Penalties, penalize
 from lorikeet_kernels.rms_norm import rms_norm
 from lorikeet_kernels.routing import route_softmax
 from lorikeet_kernels.sampling import SamplingBatch, sample
+from lorikeet_kernels.token_bitmask import num_mask_words, token_bitmask
 
 FLOOR_BYTES_PER_S = 4.3e12
 FLOOR_FLOP_PER_S = 790e12
@@ -146,7 +147,7 @@ def bench_attention(heads: int, kv_heads: int, dim: int) -> Iterator[Row]:
 
 
 def bench_sampling(rows: int = 64, vocab: int = 201_088) -> Iterator[Row]:
-    """Greedy, drawn from all, from what each cut leaves, bf16 logits; penalties, float32."""
+    """Greedy, drawn from all, from what each cut leaves, bf16 logits; penalties and masks, float32."""
     logits = [torch.randn(rows, vocab, device="cuda").mul_(3).to(BF16) for _ in range(6)]
     index = torch.arange(rows, device="cuda")
     for name, temperature, top_p, top_k, min_p in (
@@ -175,6 +176,9 @@ def bench_sampling(rows: int = 64, vocab: int = 201_088) -> Iterator[Row]:
     penalties = Penalties(seen.to(torch.int32) * 2, index, index, ones * 1.1, ones / 2, ones / 2)
     calls = [lambda: penalize(scores, penalties)] * 6
     yield _row(f"penalties {rows}x{vocab}, a token in 1000 seen", calls, 4.0 * rows * vocab)
+    masks = torch.zeros((rows, num_mask_words(vocab)), dtype=torch.int32, device="cuda")
+    calls = [lambda: token_bitmask(scores, masks, index)] * 6
+    yield _row(f"bit mask {rows}x{vocab}, all masked", calls, 4.0 * rows * vocab)
 
 
 def bench_small() -> Iterator[Row]:

@@ -19,6 +19,7 @@ from lorikeet_kernels.sample_rows import FEW_ROWS, sample_rows
 from lorikeet_kernels.tiling import is_ungrouped
 from lorikeet_kernels.tiling.attention_tiles import select_decode
 from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
+from lorikeet_kernels.token_bitmask import num_mask_words, token_bitmask
 
 
 def warm_up_experts(
@@ -111,6 +112,8 @@ def warm_up_sampling(vocab_size: int, dtype: torch.dtype, max_rows: int) -> None
     counts = torch.zeros((1, vocab_size), dtype=torch.int32, device="cuda")
     scores = torch.zeros((1, vocab_size), device="cuda")
     penalize(scores, Penalties(counts, places[:1], places[:1], ones[:1], ones[:1], ones[:1]))
+    masks = torch.full((1, num_mask_words(vocab_size)), -1, dtype=torch.int32, device="cuda")
+    token_bitmask(scores, masks, places[:1])
     for rows in {1, max_rows} if max_rows > FEW_ROWS else {1}:
         for logits_dtype in {dtype, torch.float32}:
             logits = torch.zeros((rows, vocab_size), dtype=logits_dtype, device="cuda")

@@ -18,6 +18,7 @@ from lorikeet_kernels.penalties import Penalties, penalize
 from lorikeet_kernels.sampling import SamplingBatch, sample
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
 from lorikeet_kernels.warm_up import warm_up_moe
+from lorikeet_kernels.token_bitmask import num_mask_words, token_bitmask
 from lorikeet_kernels.warm_up_base import warm_up_attention, warm_up_experts, warm_up_sampling
 
 GPU = torch.device("cuda")
@@ -140,6 +141,8 @@ def test_attention_and_sampling(compiled: list[str]) -> None:
             ones = torch.ones(num_requests, device=GPU)
             counts = torch.ones(num_requests, 5000, dtype=torch.int32, device=GPU)
             penalize(logits, Penalties(counts, at.clone(), at.clone(), 2 * ones, ones, -ones))
+            masks = torch.full((num_requests, num_mask_words(5000)), -1, dtype=torch.int32, device=GPU)
+            token_bitmask(logits, masks, at.clone())
             sample(logits, batch)
     torch.cuda.synchronize()
     assert compiled == []

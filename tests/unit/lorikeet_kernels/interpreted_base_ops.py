@@ -32,6 +32,7 @@ from lorikeet_kernels.sampling import SamplingBatch, sample_reference
 from lorikeet_kernels.testing import TOLERANCE, relative_error
 from lorikeet_kernels.tiling.attention_tiles import DecodeTiles, PrefillTiles
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
+from lorikeet_kernels.token_bitmask import num_mask_words, token_bitmask_reference, token_bitmask_rows
 from lorikeet_kernels.top_k_bounds import top_k_bounds, top_k_bounds_reference
 
 _patch_tensor = interpreter._patch_lang_tensor
@@ -270,6 +271,24 @@ def check_penalties() -> None:
     assert not torch.equal(got, logits)
 
 
+def check_token_bitmask() -> None:
+    """One and several programs a row, words with the sign bit, rows in any order, a last word in part."""
+    generator = torch.Generator().manual_seed(7)
+    for vocab in (40, 4096, 9001):
+        logits = torch.randn(5, vocab, generator=generator)
+        masks = torch.randint(
+            -(2**31), 2**31, (3, num_mask_words(vocab)), generator=generator, dtype=torch.int32
+        )
+        masks[1] = 0
+        rows = torch.tensor([4, 1, 2])
+        expected, got = logits.clone(), logits.clone()
+        token_bitmask_reference(expected, masks, rows)
+        token_bitmask_rows(got, masks, rows)
+        assert torch.equal(got, expected)
+        assert torch.equal(got[[0, 3]], logits[[0, 3]])
+        assert bool((got[1] == float("-inf")).all())
+
+
 BLOCK = 4
 
 
@@ -338,6 +357,7 @@ CASES: dict[str, Callable[[], None]] = {
     "all_cuts": check_all_cuts,
     "penalties": check_penalties,
     "pending_tokens": check_pending_tokens,
+    "token_bitmask": check_token_bitmask,
     "row_ops": check_row_ops,
     "expert_gemm": check_expert_gemm,
     "moe_sum": check_moe_sum,

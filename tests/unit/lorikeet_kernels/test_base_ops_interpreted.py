@@ -14,6 +14,7 @@ CASES = (
     "top_k_bounds",
     "all_cuts",
     "penalties",
+    "token_bitmask",
     "pending_tokens",
     "expert_blocks",
     "expert_gemm",
