@@ -13,10 +13,28 @@ from lorikeet_contract.manifest import Manifest
 
 
 class ModelRunner(Protocol):
-    """Owns the device's model, key-value cache and sampler. One caller: the engine loop."""
+    """Owns the device's model, key-value cache and sampler. One caller: the engine loop.
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step; raises only where the process cannot go on."""
+    At most two steps are in flight, that is, launched and not collected. Both methods raise only where the
+    process cannot go on.
+    """
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a device of its own works between `launch` and `collect`."""
+        ...
+
+    def launch(self, step: SchedulerOutput) -> None:
+        """Begin a step that schedules something; the device runs it after the one launched before.
+
+        Tokens that the step before samples need not be known yet: a request's own last one stays on the
+        device. Where the host has to know it (SamplingParams.waits_for_tokens) sampling alone is put off
+        until the step before was collected.
+        """
+        ...
+
+    def collect(self) -> ModelRunnerOutput:
+        """Wait for the oldest step in flight and return what it brought."""
         ...
 
 

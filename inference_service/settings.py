@@ -88,6 +88,13 @@ class Settings(BaseSettings):
     disk_cache_bytes: Count = Field(64 << 30, description="Disk cache for adapters, in data_dir.")
     prefix_cache: bool = Field(default=True, description="Share key-value blocks of equal prefixes.")
     batch_invariant: bool = Field(default=False, description="The same bits in any batch; slower.")
+    overlap: bool | None = Field(
+        None, description="Schedule a step while the one before runs; default: on a GPU, not on a CPU."
+    )
+    cuda_graphs: bool = Field(default=True, description="Replay decode steps as captured graphs on a GPU.")
+    graph_batch_sizes: str | None = Field(
+        None, description="Batch sizes of captured graphs, with commas; default: 1,2,4,8,16,24 and so on."
+    )
     num_threads: Count | None = Field(None, description="CPU threads of the engine; default: cores - 1.")
     num_load_threads: Count = Field(2, description="Threads that read and verify adapters.")
     max_adapter_wait_s: Seconds = Field(120.0, description="Longest wait of a request for its adapter.")
@@ -103,6 +110,12 @@ class Settings(BaseSettings):
     def _check_metrics_listen(cls, value: str | None) -> str | None:
         if value is not None:
             split_address(value)
+        return value
+
+    @field_validator("graph_batch_sizes")
+    @classmethod
+    def _check_graph_batch_sizes(cls, value: str | None) -> str | None:
+        _read_sizes(value)
         return value
 
     @model_validator(mode="after")
@@ -150,6 +163,9 @@ class Settings(BaseSettings):
             disk_cache_bytes=self.disk_cache_bytes,
             prefix_cache=self.prefix_cache,
             batch_invariant=self.batch_invariant,
+            overlap=self.overlap,
+            cuda_graphs=self.cuda_graphs,
+            graph_batch_sizes=_read_sizes(self.graph_batch_sizes),
             num_threads=self.num_threads,
             num_load_threads=self.num_load_threads,
             max_adapter_wait_s=self.max_adapter_wait_s,
@@ -159,6 +175,15 @@ class Settings(BaseSettings):
             log_json=self.log_format == "json",
             log_level=self.log_level,
         )
+
+
+def _read_sizes(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    sizes = [part.strip() for part in text.split(",")]
+    if not all(size.isascii() and size.isdecimal() and int(size) > 0 for size in sizes):
+        raise ValueError(f"{text!r} is no list of batch sizes; write numbers above 0 with commas: 1,2,4,8")
+    return tuple(sorted({int(size) for size in sizes}))
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:

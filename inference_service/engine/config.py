@@ -16,6 +16,8 @@ class EngineConfig:
     An adapter wait ends in failure after `max_adapter_wait_s`. Once it is longer than `slot_patience_s` with
     every slot busy, the slot that was activated first takes no new requests, so that it falls idle.
     A failed load is tried again at the earliest after `load_retry_s`, doubled with each failure in a row.
+    With `overlap` a step is launched before the one before it was collected; None: where the backend has a
+    device that works by itself. `cuda_graphs` and `graph_batch_sizes` are the backend's.
     A process that says nothing for `stall_timeout_s`, though asked, is killed and started again: longer than
     any step takes.
     """
@@ -45,6 +47,9 @@ class EngineConfig:
     batch_invariant: bool = False
     num_threads: int | None = None
     num_load_threads: int = 2
+    overlap: bool | None = None
+    cuda_graphs: bool = True
+    graph_batch_sizes: tuple[int, ...] | None = None
     max_adapter_wait_s: float = 120.0
     slot_patience_s: float = 0.5
     load_retry_s: float = 5.0

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import structlog
 
 from inference_service.domain.adapter import ResidentAdapter
-from inference_service.domain.durations import Durations
 from inference_service.domain.engine import EngineStatus
 from inference_service.domain.engine_report import EngineReport
 from inference_service.domain.step import SchedulerOutput
 from inference_service.engine.channel import EngineSide
 from inference_service.engine.failures import to_failure
+from inference_service.engine.garbage import StepCollector
 from inference_service.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -33,6 +33,7 @@ from inference_service.engine.messages import (
     UnloadAdapter,
 )
 from inference_service.engine.payload_source import CachedPayloadSource
+from inference_service.engine.step_pipeline import StepPipeline
 from inference_service.engine.waker import Waker
 from inference_service.ports import Backend
 from inference_service.residency.residency import Residency
@@ -60,6 +61,9 @@ class EngineLoop:
         side: EngineSide,
         waker: Waker,
         lifeline_fd: int,
+        *,
+        overlaps: bool,
+        collector: StepCollector,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
@@ -70,8 +74,11 @@ class EngineLoop:
         self._waker = waker
         self._lifeline_fd = lifeline_fd
         self._clock = clock
+        self._collector = collector
         self._is_ending = False
-        self._step_durations = Durations()
+        self._pipeline = StepPipeline(
+            scheduler, backend.runner, overlaps=overlaps, on_step=self._log_step, clock=clock
+        )
 
     def run(self) -> None:
         """Turn until told to end."""
@@ -82,16 +89,12 @@ class EngineLoop:
         for message in self._side.receive():
             self._handle(message)
         self._residency.poll(self._clock())
-        begun_s = self._clock()
-        step = self._scheduler.schedule(begun_s)
-        if step.scheduled:
-            self._log_step(step)
-            result = self._backend.runner.execute(step)
-            ended_s = self._clock()
-            self._scheduler.update(result, ended_s)
-            self._step_durations.add(ended_s - begun_s)
+        has_moved = self._pipeline.turn()
         self._send_news()
-        if not step.scheduled and not self._is_ending:
+        if has_moved:
+            self._collector.between_steps()
+        elif not self._is_ending:
+            self._collector.while_idle()
             self._sleep()
 
     def _log_step(self, step: SchedulerOutput) -> None:
@@ -171,7 +174,7 @@ class EngineLoop:
     def _report(self) -> EngineReport:
         return EngineReport(
             status=self._status(),
-            step_durations=self._step_durations.counts(),
+            step_durations=self._pipeline.durations.counts(),
             use=self._scheduler.adapter_use(),
             residency=self._residency.counts(),
             prefix_query_tokens=self._scheduler.stats().prefix_query_tokens,

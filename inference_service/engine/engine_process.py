@@ -4,7 +4,6 @@ Started by `supervisor.EngineProcess` only. It ends with its parent, whatever wa
 """
 
 import ctypes
-import gc
 import importlib
 import os
 import signal
@@ -20,6 +19,7 @@ from inference_service.domain.engine import BackendUnusableError, EngineInfo, En
 from inference_service.engine.channel import Endpoints, EngineSide
 from inference_service.engine.config import EngineConfig
 from inference_service.engine.engine_loop import EngineLoop
+from inference_service.engine.garbage import StepCollector
 from inference_service.engine.launch import Launch
 from inference_service.engine.messages import EngineFailed, Ready
 from inference_service.engine.payload_cache import PayloadCache
@@ -60,14 +60,10 @@ def run_engine(config: EngineConfig, endpoints: Endpoints) -> int:
     is_ready = False
     try:
         backend = load_factory(config.backend_factory)(backend_config(config))
-        loop = build_loop(config, backend, side, waker, executor)
+        collector = StepCollector()
+        loop = build_loop(config, backend, side, waker, executor, collector)
+        collector.take_over()
         side.send(Ready(engine_info(config, backend)))
-        # The model's objects live as long as the process: collections need not look at them again.
-        gc.collect()
-        gc.freeze()
-        # A full collection comes when a quarter of what the last one left is new. Without this one that would
-        # be the model's objects, and garbage in cycles would pile up by megabytes first.
-        gc.collect()
         is_ready = True
         loop.run()
     except BackendUnusableError as error:
@@ -86,7 +82,12 @@ def run_engine(config: EngineConfig, endpoints: Endpoints) -> int:
 
 
 def build_loop(
-    config: EngineConfig, backend: Backend, side: EngineSide, waker: Waker, executor: ThreadPoolExecutor
+    config: EngineConfig,
+    backend: Backend,
+    side: EngineSide,
+    waker: Waker,
+    executor: ThreadPoolExecutor,
+    collector: StepCollector,
 ) -> EngineLoop:
     """Put the engine's parts together around a loaded backend."""
     source = CachedPayloadSource(PayloadCache(config.disk_cache_dir, config.disk_cache_bytes))
@@ -116,7 +117,10 @@ def build_loop(
         ),
         residency,
     )
-    return EngineLoop(backend, scheduler, residency, source, side, waker, _STDIN)
+    overlaps = backend.runner.is_asynchronous if config.overlap is None else config.overlap
+    return EngineLoop(
+        backend, scheduler, residency, source, side, waker, _STDIN, overlaps=overlaps, collector=collector
+    )
 
 
 def engine_info(config: EngineConfig, backend: Backend) -> EngineInfo:
@@ -168,6 +172,8 @@ def backend_config(config: EngineConfig) -> BackendConfig:
         batch_invariant=config.batch_invariant,
         num_threads=config.num_threads,
         load_format=config.load_format,
+        cuda_graphs=config.cuda_graphs,
+        graph_batch_sizes=config.graph_batch_sizes,
     )
 
 

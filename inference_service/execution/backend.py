@@ -12,17 +12,24 @@ from inference_service.domain.engine import ModelFacts
 from inference_service.execution.adapter_layout import AdapterPlacer
 from inference_service.execution.batch_builder import BatchBuilder
 from inference_service.execution.config import BackendConfig
+from inference_service.execution.decode_graphs import DecodeGraphs
+from inference_service.execution.decode_shapes import DecodeShapes, default_sizes
 from inference_service.execution.device_arena import TensorArena
+from inference_service.execution.forward_pass import ForwardPass
 from inference_service.execution.host_pool import PinnedHostPool
 from inference_service.execution.kv_cache import allocate_cache
 from inference_service.execution.memory import free_memory, plan_memory
 from inference_service.execution.model_runner import BatchModelRunner
 from inference_service.execution.request_table import RequestTable
+from inference_service.execution.step_buffers import StepBuffers, StepShape
+from inference_service.layers.batch import LayerCache
 from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
 from inference_service.ports import DeviceArena, HostPool, ModelRunner
+from lorikeet_kernels.linear import ROW_TILE
 
 # Reading, hashing and converting one revision: sha256 keeps a core busy at about 1.5 GB/s, disks are faster.
 _READ_THREADS = 4
+_STEPS_IN_FLIGHT = 2
 # There wherever NVIDIA's driver is loaded.
 _DRIVER = Path("/dev/nvidiactl")
 
@@ -88,7 +95,9 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         device=device,
     )
     table = RequestTable(config.max_running_requests, plan.max_context_tokens, config.block_tokens)
-    builder = BatchBuilder(table, cache, arena.tables, block_tokens=config.block_tokens, device=device)
+    forward = ForwardPass(model.decoder, cache, arena.tables, max_requests=config.max_running_requests)
+    builder = make_builder(config, table, cache, device)
+    runner = BatchModelRunner(forward, DecodeGraphs(forward), table, builder)
     info = ModelFacts(
         model_name=Path(config.model_dir).resolve().name,
         architecture=description.architecture,
@@ -100,7 +109,36 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         max_context_tokens=plan.max_context_tokens,
         num_blocks=plan.num_blocks,
     )
-    return DeviceBackend(info, BatchModelRunner(model.decoder, table, builder), host_pool, arena)
+    return DeviceBackend(info, runner, host_pool, arena)
+
+
+def make_builder(
+    config: BackendConfig, table: RequestTable, cache: tuple[LayerCache, ...], device: torch.device
+) -> BatchBuilder:
+    """The batch builder with its buffers, sized for the largest step."""
+    sizes = config.graph_batch_sizes
+    if sizes is None:
+        sizes = () if device.type == "cpu" else default_sizes(config.max_running_requests)
+    if device.type == "cuda" and not config.cuda_graphs:
+        sizes = ()
+    num_rows = max(config.max_step_tokens, config.max_running_requests) + ROW_TILE
+    largest = StepShape(
+        num_rows, config.max_running_requests, table.blocks.shape[1], config.max_running_requests, pads=True
+    )
+    shapes = DecodeShapes.of(
+        sizes,
+        max_requests=config.max_running_requests,
+        max_context_tokens=table.tokens.shape[1] - 1,
+        block_tokens=config.block_tokens,
+    )
+    return BatchBuilder(
+        table,
+        StepBuffers(largest, _STEPS_IN_FLIGHT + 1, device),
+        shapes,
+        block_tokens=config.block_tokens,
+        spare_slot=(cache[0].keys.shape[0] - 1) * config.block_tokens,
+        device=device,
+    )
 
 
 def _device(name: str) -> torch.device:

@@ -1,109 +1,215 @@
-"""From a step's schedule to the tensors that the model reads; arrays only, no loop over tokens."""
+"""From a step's schedule to the arrays that the model and the sampler read; no loop over tokens."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from inference_service.domain.step import ScheduledRequest
-from inference_service.execution.device_copy import to_device
+from inference_service.execution.decode_shapes import DecodeShapes
 from inference_service.execution.request_table import RequestState, RequestTable
-from inference_service.layers.batch import ForwardBatch, LayerCache, LoraBatch
-from lorikeet_kernels.attention_metadata import AttentionMetadata
+from inference_service.execution.step_buffers import HostArrays, StepBuffers, StepInputs, StepShape
 from lorikeet_kernels.linear import ROW_TILE
-from lorikeet_kernels.lora_segments import make_lora_segments
-from lorikeet_kernels.lora_tables import LoraTables
-from lorikeet_kernels.lora_workspace import LoraWorkspace
+from lorikeet_kernels.sampling import SamplingBatch
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """One request's rows [begin, end) in the batch; row `begin` is position `position` of its sequence."""
+@dataclass(frozen=True, slots=True, eq=False)
+class StepBatch:
+    """A step's inputs, on their way to the device, and what the host has to know of them.
 
-    request_id: str
-    state: RequestState
-    begin: int
-    end: int
-    position: int
+    Request i has rows [starts[i], starts[i + 1]), at positions [computed[i], lengths[i]) of its sequence.
+    `samplers` are the indices of the requests whose last row predicts a new token, in the order of the
+    sampling arrays; where a fixed shape filled the batch up, further rows follow.
+    """
+
+    inputs: StepInputs
+    states: list[RequestState]
+    starts: NDArray[np.int64]
+    computed: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    samplers: list[int]
+    has_adapters: bool
+    sampling: SamplingBatch
+    is_fixed: bool = False
 
     @property
-    def samples(self) -> bool:
-        """Whether the rows reach the end of the known tokens, so that the last one predicts a new token."""
-        return self.position + self.end - self.begin == self.state.num_tokens
+    def sampled_states(self) -> list[RequestState]:
+        """The requests that sample."""
+        return self.states if self.is_fixed else [self.states[index] for index in self.samplers]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that belong to requests."""
+        return int(self.starts[-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gathered:
+    """A step's requests as arrays [R]."""
+
+    rows: NDArray[np.int64]
+    computed: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
 
 class BatchBuilder:
-    """Builds the forward batch of each step."""
+    """Builds the batch of each step in the step buffers. One caller: the model runner.
+
+    Args:
+        table: what is known of the requests.
+        buffers: where the arrays go.
+        shapes: of decode steps.
+        block_tokens: tokens of a cache block.
+        spare_slot: the cache's place for rows that belong to no request.
+        device: where steps run.
+    """
 
     def __init__(
         self,
         table: RequestTable,
-        cache: tuple[LayerCache, ...],
-        tables: LoraTables,
+        buffers: StepBuffers,
+        shapes: DecodeShapes,
         *,
         block_tokens: int,
+        spare_slot: int,
         device: torch.device,
     ) -> None:
+        self.shapes = shapes
         self._table = table
-        self._cache = cache
-        self._tables = tables
+        self._buffers = buffers
         self._block_tokens = block_tokens
+        self._spare_slot = spare_slot
         self._device = device
-        self._num_slots = int(tables.rank.shape[0])
-        self._workspace = LoraWorkspace(device)
-        self._spare_slot = (cache[0].keys.shape[0] - 1) * block_tokens
+        self._ascending = np.arange(table.max_requests + 1)
 
-    def requests(self, scheduled: tuple[ScheduledRequest, ...]) -> list[BatchRequest]:
-        """The step's requests with their rows, block tables extended."""
-        requests: list[BatchRequest] = []
-        begin = 0
-        for share in scheduled:
-            end = begin + share.num_scheduled_tokens
-            state = self._table.schedule(share)
-            requests.append(BatchRequest(share.request_id, state, begin, end, share.num_computed_tokens))
-            begin = end
-        return requests
+    def build(self, scheduled: tuple[ScheduledRequest, ...]) -> StepBatch:
+        """The arrays of a step of at least one request; block tables are extended."""
+        states = self._table.schedule(scheduled)
+        count = len(states)
+        rows = np.fromiter([state.row for state in states], np.int64, count)
+        computed = np.fromiter([share.num_computed_tokens for share in scheduled], np.int64, count)
+        counts = np.fromiter([share.num_scheduled_tokens for share in scheduled], np.int64, count)
+        lengths = computed + counts
+        known = np.fromiter([state.num_tokens for state in states], np.int64, count)
+        step = _Gathered(rows, computed, lengths)
+        samples = lengths == known
+        shape = None
+        if counts.max() == 1 and samples.all():
+            shape = self.shapes.pick(count, int(lengths.max()))
+        return self._mixed(states, step, samples) if shape is None else self._decode(states, step, shape)
 
-    def build(self, requests: list[BatchRequest]) -> ForwardBatch:
-        """The tensors of a step of at least one request."""
-        starts = np.array([0, *(r.end for r in requests)], np.int32)
-        counts = np.diff(starts)
-        rows = np.array([r.state.row for r in requests])
-        computed = np.array([r.position for r in requests])
-        # A row's place in the batch; padding rows repeat the last one, and so touch no further expert.
-        place = np.minimum(np.arange(self._padded(int(starts[-1]))), starts[-1] - 1)
-        request_of = np.repeat(np.arange(len(requests)), counts)[place]
-        positions = place + (computed - starts[:-1])[request_of]
-        lengths = (computed + counts).astype(np.int32)
-        num_blocks = -(-int(lengths.max()) // self._block_tokens)
-        blocks = self._table.blocks[rows, :num_blocks]
-        block, offset = np.divmod(positions, self._block_tokens)
-        slot_mapping = blocks[request_of, block].astype(np.int64) * self._block_tokens + offset
-        slot_mapping[starts[-1] :] = self._spare_slot
-        attention = AttentionMetadata(
-            query_starts=self.tensor(starts),
-            sequence_lens=self.tensor(lengths),
-            block_tables=self.tensor(blocks),
-            slot_mapping=self.tensor(slot_mapping),
-            query_starts_host=tuple(starts.tolist()),
-            sequence_lens_host=tuple(lengths.tolist()),
+    def idle(self, shape: StepShape) -> StepInputs:
+        """A fixed shape's inputs for a step of no request: every row pads."""
+        self._buffers.keep(shape)
+        nothing = np.empty(0, np.int64)
+        return self._decode([], _Gathered(nothing, nothing, nothing), shape).inputs
+
+    def _decode(self, states: list[RequestState], step: _Gathered, shape: StepShape) -> StepBatch:
+        """One row a request, filled up to a fixed shape by rows that belong to none.
+
+        Those read nothing (no tokens, slot -1), write to the spare block and go where the last request's row
+        goes, so that they touch no further expert.
+        """
+        count, table, size = len(states), self._table, self._block_tokens
+        rows, computed = step.rows, step.computed
+
+        def write(host: HostArrays) -> None:
+            host.token_ids[:count] = table.tokens[rows, computed]
+            host.positions[:count] = computed
+            blocks = table.blocks[rows, computed // size]
+            host.slot_mapping[:count] = blocks * np.int64(size) + computed % size
+            host.token_slot[:count] = table.slot[rows]
+            host.query_starts[:] = self._ascending[: shape.num_requests + 1]
+            host.sequence_lens[:count] = step.lengths
+            host.block_tables[:count] = table.blocks[rows, : shape.table_width]
+            if shape.pads:
+                host.source_rows[:count] = self._ascending[:count]
+                host.source_rows[count:] = max(0, count - 1)
+            for values, filler in (
+                (host.token_ids, 0), (host.positions, 0), (host.slot_mapping, self._spare_slot),
+                (host.token_slot, -1), (host.sequence_lens, 0), (host.block_tables, 0),
+            ):  # fmt: skip
+                values[count:] = filler
+            host.sample_rows[:] = self._ascending[: shape.num_samples]
+            host.sample_slots[:] = host.token_slot
+            self._write_sampling(host, rows, step.lengths)
+
+        starts, samplers = self._ascending[: count + 1], list(range(count))
+        inputs = self._buffers.fill(shape, write)
+        traits = self._traits(rows, rows, inputs)
+        return StepBatch(inputs, states, starts, computed, step.lengths, samplers, *traits, is_fixed=True)
+
+    def _mixed(self, states: list[RequestState], step: _Gathered, samples: NDArray[np.bool_]) -> StepBatch:
+        """Prefill chunks and decodes side by side."""
+        table, size = self._table, self._block_tokens
+        rows, computed = step.rows, step.computed
+        counts = step.lengths - computed
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        num_rows = int(starts[-1])
+        samplers = np.flatnonzero(samples)
+        width = -(-int(step.lengths.max()) // size)
+        shape = StepShape(self._padded(num_rows), len(states), width, len(samplers))
+
+        def write(host: HostArrays) -> None:
+            # A row's place in the batch; padding rows repeat the last one, and so touch no further expert.
+            place = np.minimum(np.arange(shape.num_rows), num_rows - 1)
+            request_of = np.repeat(np.arange(len(states)), counts)[place]
+            positions = place + (computed - starts[:-1])[request_of]
+            blocks = table.blocks[rows, :width]
+            block, offset = np.divmod(positions, size)
+            host.token_ids[:] = table.tokens[rows[request_of], positions]
+            host.positions[:] = positions
+            host.slot_mapping[:] = blocks[request_of, block].astype(np.int64) * size + offset
+            host.slot_mapping[num_rows:] = self._spare_slot
+            host.token_slot[:] = table.slot[rows][request_of]
+            host.query_starts[:] = starts
+            host.sequence_lens[:] = step.lengths
+            host.block_tables[:] = blocks
+            host.sample_rows[:] = starts[1:][samplers] - 1
+            host.sample_slots[:] = table.slot[rows[samplers]]
+            self._write_sampling(host, rows[samplers], step.lengths[samplers])
+
+        inputs = self._buffers.fill(shape, write)
+        traits = self._traits(rows, rows[samplers], inputs)
+        return StepBatch(inputs, states, starts, computed, step.lengths, samplers.tolist(), *traits)
+
+    def _traits(
+        self, rows: NDArray[np.int64], sampled: NDArray[np.int64], inputs: StepInputs
+    ) -> tuple[bool, SamplingBatch]:
+        """Whether any row has an adapter, and what the rows that are sampled from ask for."""
+        table = self._table
+        draws = table.temperature[sampled] > 0
+        drawn = sampled[draws]
+        any_top_k = bool((table.top_k[drawn] > 0).any())
+        any_top_p = bool((table.top_p[drawn] < 1).any())
+        sampling = SamplingBatch(
+            temperature=inputs.temperature,
+            top_k=inputs.top_k,
+            top_p=inputs.top_p,
+            seed=inputs.seed,
+            position=inputs.position,
+            all_greedy=not len(drawn),
+            any_cut=any_top_k or any_top_p,
+            any_top_k=any_top_k,
+            any_top_p=any_top_p,
+            min_p=inputs.min_p if (table.min_p[drawn] > 0).any() else None,
         )
-        return ForwardBatch(
-            token_ids=self.tensor(self._table.tokens[rows[request_of], positions]),
-            positions=self.tensor(positions),
-            attention=attention,
-            cache=self._cache,
-            lora=self.lora(np.array([r.state.slot for r in requests], np.int32)[request_of]),
-        )
+        return bool((table.slot[rows] >= 0).any()), sampling
 
-    def lora(self, token_slot: np.ndarray) -> LoraBatch:
-        """The adapters of rows with the given slots [T] int32."""
-        segments = make_lora_segments(self.tensor(token_slot), self._num_slots, self._workspace)
-        return LoraBatch(segments, self._tables, is_active=bool((token_slot >= 0).any()))
-
-    def tensor(self, array: np.ndarray) -> torch.Tensor:
-        """The array on the device."""
-        return to_device(torch.from_numpy(array), self._device)
+    def _write_sampling(self, host: HostArrays, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Parameters of the rows that are sampled from; those that fill a shape up are greedy, nobody's."""
+        count, table = len(rows), self._table
+        for values, of_row, filler in (
+            (host.seed, table.seed, 0), (host.top_k, table.top_k, 0), (host.top_p, table.top_p, 1),
+            (host.min_p, table.min_p, 0), (host.temperature, table.temperature, 0),
+        ):  # fmt: skip
+            values[:count] = of_row[rows]
+            values[count:] = filler
+        host.places[:count] = rows
+        host.places[count:] = table.max_requests
+        host.position[:count] = lengths
+        host.position[count:] = 0
 
     def _padded(self, num_rows: int) -> int:
         # On a CPU every projection wants whole tiles of rows (lorikeet_kernels.linear says why): filling the

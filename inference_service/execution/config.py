@@ -11,6 +11,10 @@ class BackendConfig:
     `arena_bytes` and `host_pool_bytes` None are derived too. `max_context_tokens` None is the model's own, or
     what the cache can hold if that is less. `num_threads` None takes all cores but one. `num_slots` is the
     number of adapters that can be active at once.
+
+    Decode steps are brought to `graph_batch_sizes` (None: a ladder up to `max_running_requests` on a GPU, no
+    sizes on a CPU), and each is one captured graph on a GPU, unless `cuda_graphs` is off. On a CPU the same
+    fixed buffers are used without graphs.
     """
 
     model_dir: str
@@ -29,3 +33,5 @@ class BackendConfig:
     batch_invariant: bool = False
     num_threads: int | None = None
     load_format: str = "auto"
+    cuda_graphs: bool = True
+    graph_batch_sizes: tuple[int, ...] | None = None

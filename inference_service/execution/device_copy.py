@@ -1,4 +1,4 @@
-"""A step's small arrays on their way to the device, without the host waiting for it."""
+"""Small arrays on their way to the device or from it, without the host waiting for them."""
 
 import torch
 
@@ -10,3 +10,14 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     copy has run.
     """
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` on the host; not to be read before an event recorded after this call has come.
+
+    In pinned memory, or the host would wait for all work enqueued so far. On a CPU it is `tensor` itself.
+    """
+    if tensor.device.type == "cpu":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,108 +1,185 @@
 """Runs steps: batch, forward pass, sampling, log-probabilities. Implements ports.ModelRunner."""
 
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from inference_service.domain.request import TokenLogprobs
 from inference_service.domain.step import ModelRunnerOutput, SampledRequest, SchedulerOutput
-from inference_service.execution.batch_builder import BatchBuilder, BatchRequest
+from inference_service.execution.batch_builder import BatchBuilder, StepBatch
+from inference_service.execution.decode_graphs import DecodeGraphs
 from inference_service.execution.device_copy import to_device
+from inference_service.execution.forward_pass import ForwardPass, Hidden
 from inference_service.execution.request_table import RequestTable
-from inference_service.execution.sampler import TokenSampler, logprobs_of
-from inference_service.layers.batch import ForwardBatch, LoraBatch
-from inference_service.layers.decoder import Decoder
+from inference_service.execution.sampler import (
+    LogprobsOnTheWay,
+    SampledOnTheWay,
+    TokenSampler,
+    launch_logprobs,
+)
 
 # Prompt log-probabilities need logits of every prompt position; this many rows of [V] float32 exist at once.
 _LOGITS_ROWS = 64
 
 
+@dataclass(slots=True, eq=False)
+class _Launched:
+    """A step between its launch and its results."""
+
+    step: SchedulerOutput
+    batch: StepBatch
+    logits: torch.Tensor | None  # until they are sampled from
+    prompt_logprobs: list[tuple[list[int], LogprobsOnTheWay]]  # indices of requests, and what is theirs
+    sampled: SampledOnTheWay | None = None
+    positions: list[int] = field(default_factory=list[int])  # of the sampled tokens
+    done: torch.cuda.Event | None = None  # None on a CPU, where a launch is the work
+
+
 class BatchModelRunner:
     """The model runner of one device. One caller: the engine loop."""
 
-    def __init__(self, model: Decoder, table: RequestTable, builder: BatchBuilder) -> None:
-        self._model = model
+    def __init__(
+        self, forward: ForwardPass, graphs: DecodeGraphs, table: RequestTable, builder: BatchBuilder
+    ) -> None:
+        self._forward = forward
+        self._graphs = graphs
         self._table = table
         self._builder = builder
         self._sampler = TokenSampler(table)
+        self._launched: deque[_Launched] = deque()
+        self.is_asynchronous = forward.sampled.is_cuda
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """One step from launch to results, with none in flight; it may schedule nothing."""
+        assert not self._launched, "a step is in flight: its results come first"
+        if not step.scheduled:
+            self._take_in(step)
+            return ModelRunnerOutput(step.step, ())
+        self.launch(step)
+        return self.collect()
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def launch(self, step: SchedulerOutput) -> None:
         """See ports.ModelRunner."""
+        assert all(launched.logits is None for launched in self._launched), "a step waits to be sampled"
+        self._take_in(step)
+        batch = self._builder.build(step.scheduled)
+        hidden = self._run(batch)
+        launched = _Launched(step, batch, None, self._prompt_logprobs(batch, hidden))
+        if batch.samplers:
+            launched.logits = self._logits(batch, hidden)
+        waits = bool(self._launched) and any(state.waits_for_tokens for state in batch.sampled_states)
+        self._launched.append(launched)
+        if not waits:
+            self._sample(launched)
+
+    @torch.inference_mode()
+    def collect(self) -> ModelRunnerOutput:
+        """See ports.ModelRunner."""
+        launched = self._launched.popleft()
+        if launched.done is not None:
+            launched.done.synchronize()
+        batch, sampled = launched.batch, launched.sampled
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        if sampled is not None:
+            token_ids, logprobs = sampled.read(len(batch.samplers))
+            for state, position, token_id in zip(
+                batch.sampled_states, launched.positions, token_ids, strict=True
+            ):
+                self._table.learn(state, position, token_id)
+        if self._launched and self._launched[0].logits is not None:
+            self._sample(self._launched[0])
+        return _output(launched, token_ids, logprobs)
+
+    def _take_in(self, step: SchedulerOutput) -> None:
         for request_id in step.finished:
             self._table.remove(request_id)
         for new in step.new:
             self._table.add(new)
-        if not step.scheduled:
-            return ModelRunnerOutput(step.step, ())
-        requests = self._builder.requests(step.scheduled)
-        batch = self._builder.build(requests)
-        hidden = self._model.forward(batch)
-        prompt_logprobs = self._prompt_logprobs(requests, batch, hidden)
-        sampled = self._sample(requests, batch, hidden)
-        results = (
-            SampledRequest(
-                request.request_id, *sampled.get(index, ((), ())), tuple(prompt_logprobs.get(index, ()))
-            )
-            for index, request in enumerate(requests)
-        )
-        return ModelRunnerOutput(step.step, tuple(results))
 
-    def _sample(
-        self, requests: list[BatchRequest], batch: ForwardBatch, hidden: torch.Tensor
-    ) -> dict[int, tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]]:
-        """Token and log-probabilities by index of the request, for those that sample in this step."""
-        samplers = [index for index, request in enumerate(requests) if request.samples]
-        if not samplers:
-            return {}
-        states = [requests[index].state for index in samplers]
-        logits = self._logits([requests[index].end - 1 for index in samplers], requests, batch, hidden)
-        token_ids, logprobs = self._sampler.sample(logits, states)
-        for state, token_id in zip(states, token_ids, strict=True):
-            self._table.append(state, token_id)
-        return {
-            index: ((token_id,), () if logprob is None else (logprob,))
-            for index, token_id, logprob in zip(samplers, token_ids, logprobs, strict=True)
-        }
+    def _run(self, batch: StepBatch) -> Hidden:
+        if batch.is_fixed:
+            return self._graphs.run(batch.inputs, has_adapters=batch.has_adapters)
+        on_host = (batch.starts.tolist(), batch.lengths.tolist())
+        return self._forward.run(batch.inputs, has_adapters=batch.has_adapters, on_host=on_host)
 
-    def _prompt_logprobs(
-        self, requests: list[BatchRequest], batch: ForwardBatch, hidden: torch.Tensor
-    ) -> dict[int, list[TokenLogprobs]]:
-        """Of the prompt tokens that this step's rows predict, by index of the request."""
-        found: dict[int, list[TokenLogprobs]] = {}
-        wanted = list(_prompt_rows(requests))
+    def _sample(self, launched: _Launched) -> None:
+        """Enqueue the choice of tokens, and the copies of all that the step brings."""
+        batch = launched.batch
+        if launched.logits is not None:
+            states = batch.sampled_states
+            launched.sampled = self._sampler.launch(launched.logits, states, batch.sampling)
+            launched.logits = None
+            self._forward.sampled.index_copy_(0, batch.inputs.places, launched.sampled.tokens)
+            launched.positions = [state.num_tokens for state in states]
+            for state in states:
+                self._table.expect(state)
+        if self._forward.sampled.is_cuda:
+            launched.done = torch.cuda.Event()
+            launched.done.record()
+
+    def _logits(self, batch: StepBatch, hidden: Hidden) -> torch.Tensor:
+        """Logits of the rows that are sampled from, and of those that fill a fixed shape up."""
+        if batch.is_fixed:
+            return self._forward.logits(hidden)
+        if len(batch.samplers) == batch.num_rows:  # decodes: every row, in order, and the padding
+            return self._forward.logits(hidden)[: batch.num_rows]
+        return self._forward.logits_of(hidden, batch.inputs.sample_rows, batch.inputs.sample_slots)
+
+    def _prompt_logprobs(self, batch: StepBatch, hidden: Hidden) -> list[tuple[list[int], LogprobsOnTheWay]]:
+        """Of the prompt tokens that this step's rows predict, in the order of the rows."""
+        if batch.is_fixed or all(state.sampling.prompt_logprobs is None for state in batch.states):
+            return []
+        found: list[tuple[list[int], LogprobsOnTheWay]] = []
+        wanted = list(_prompt_rows(batch))
+        device = hidden.states.device
         for begin in range(0, len(wanted), _LOGITS_ROWS):
             part = wanted[begin : begin + _LOGITS_ROWS]
-            logits = self._logits([row for _, row, _ in part], requests, batch, hidden)
-            targets = [self._table.tokens[requests[index].state.row, position] for index, _, position in part]
-            counts = [requests[index].state.sampling.prompt_logprobs or 0 for index, _, _ in part]
-            token_ids = self._builder.tensor(np.array(targets))
-            for (index, _, _), value in zip(part, logprobs_of(logits, token_ids, counts), strict=True):
-                found.setdefault(index, []).append(value)
+            indices = [index for index, _, _ in part]
+            states = [batch.states[index] for index in indices]
+            rows = to_device(torch.tensor([row for _, row, _ in part]), device)
+            slots = to_device(torch.tensor([state.slot for state in states], dtype=torch.int32), device)
+            targets = [
+                self._table.tokens[state.row, position]
+                for state, (_, _, position) in zip(states, part, strict=True)
+            ]
+            logits = self._forward.logits_of(hidden, rows, slots)
+            token_ids = to_device(torch.from_numpy(np.array(targets)), device)
+            counts = [state.sampling.prompt_logprobs or 0 for state in states]
+            found.append((indices, launch_logprobs(logits, token_ids, counts)))
         return found
 
-    def _logits(
-        self, rows: list[int], requests: list[BatchRequest], batch: ForwardBatch, hidden: torch.Tensor
-    ) -> torch.Tensor:
-        """Logits [N, V] of the given rows of the batch."""
-        if len(rows) == requests[-1].end:  # a batch of decodes: every row, in order, and the padding
-            return self._model.logits(hidden, batch.lora)[: len(rows)]
-        lora: LoraBatch = batch.lora
-        if lora.is_active:
-            slots = np.repeat(
-                np.array([r.state.slot for r in requests], np.int32), [r.end - r.begin for r in requests]
-            )
-            lora = self._builder.lora(slots[rows])
-        return self._model.logits(hidden.index_select(0, to_device(torch.tensor(rows), hidden.device)), lora)
 
-
-def _prompt_rows(requests: list[BatchRequest]) -> Iterator[tuple[int, int, int]]:
+def _prompt_rows(batch: StepBatch) -> Iterator[tuple[int, int, int]]:
     """(index of the request, row, position of the prompt token that the row predicts)."""
-    for index, request in enumerate(requests):
-        if request.state.sampling.prompt_logprobs is None:
+    for index, state in enumerate(batch.states):
+        if state.sampling.prompt_logprobs is None:
             continue
-        for row in range(request.begin, request.end):
-            predicted = request.position + row - request.begin + 1
-            if predicted < request.state.num_prompt_tokens:
-                yield index, row, predicted
+        begin, end = batch.starts[index : index + 2].tolist()
+        first = int(batch.computed[index]) + 1
+        for row in range(begin, min(end, begin + state.num_prompt_tokens - first)):
+            yield index, row, first + row - begin
+
+
+def _output(
+    launched: _Launched, token_ids: list[int], logprobs: list[TokenLogprobs | None]
+) -> ModelRunnerOutput:
+    """The step's results in the batch's order."""
+    scheduled = launched.step.scheduled
+    sampled: dict[int, tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]] = {
+        index: ((token_id,), () if logprob is None else (logprob,))
+        for index, token_id, logprob in zip(launched.batch.samplers, token_ids, logprobs, strict=True)
+    }
+    prompt: dict[int, list[TokenLogprobs]] = {}
+    for indices, on_the_way in launched.prompt_logprobs:
+        for index, entry in zip(indices, on_the_way.read(), strict=True):
+            prompt.setdefault(index, []).append(entry)
+    results = (
+        SampledRequest(share.request_id, *sampled.get(index, ((), ())), tuple(prompt.get(index, ())))
+        for index, share in enumerate(scheduled)
+    )
+    return ModelRunnerOutput(launched.step.step, tuple(results))

@@ -1,5 +1,6 @@
 """What the runner keeps of each request between steps: tokens, block table, slot, sampling parameters."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,10 @@ _NO_BIAS = (np.empty(0, np.int64), np.empty(0, np.float32))
 
 @dataclass(slots=True)
 class RequestState:
-    """One request. `row` is its row in the table's arrays."""
+    """One request. `row` is its row in the table's arrays.
+
+    `num_tokens` counts tokens that the device has sampled, or is about to, though the host may not know them.
+    """
 
     row: int
     slot: int
@@ -25,6 +29,8 @@ class RequestState:
     changes_logits: bool = False
     is_counted: bool = False
     bias: tuple[NDArray[np.int64], NDArray[np.float32]] = _NO_BIAS
+    waits_for_tokens: bool = False
+    is_gone: bool = False
 
     @property
     def num_output_tokens(self) -> int:
@@ -33,7 +39,10 @@ class RequestState:
 
 
 class RequestTable:
-    """Rows of token ids and block ids, so that a batch is gathered by array indexing.
+    """Rows of token ids, block ids and parameters, so that a batch is gathered by array indexing.
+
+    A sampled token's place in `tokens` holds -1 - row until the host knows it: the device keeps each row's
+    last token and reads it from there (lorikeet_kernels.pending_tokens).
 
     The scheduler bounds running requests and their length; exceeding either here is a bug of ours.
     """
@@ -42,42 +51,77 @@ class RequestTable:
         # One token more than the context: the last sampled one is recorded though never computed.
         self.tokens = np.zeros((max_requests, max_context_tokens + 1), np.int64)
         self.blocks = np.zeros((max_requests, -(-max_context_tokens // block_tokens)), np.int32)
+        self.slot = np.zeros(max_requests, np.int32)
+        self.temperature = np.zeros(max_requests, np.float32)
+        self.top_p = np.zeros(max_requests, np.float32)
+        self.min_p = np.zeros(max_requests, np.float32)
+        self.top_k = np.zeros(max_requests, np.int64)
+        self.seed = np.zeros(max_requests, np.int64)
         self._free = list(range(max_requests - 1, -1, -1))
         self._states: dict[str, RequestState] = {}
 
     def __len__(self) -> int:
         return len(self._states)
 
+    @property
+    def max_requests(self) -> int:
+        """Rows of the arrays."""
+        return len(self.slot)
+
     def add(self, new: NewRequest) -> None:
         """Take a request in; the id must be free."""
         assert new.request_id not in self._states, f"request {new.request_id} is running already"
-        row = self._free.pop()
+        row, sampling = self._free.pop(), new.sampling
         self.tokens[row, : len(new.token_ids)] = new.token_ids
         self.blocks[row, : len(new.block_ids)] = new.block_ids
+        self.slot[row] = new.slot
+        self.temperature[row] = sampling.temperature
+        self.top_p[row] = sampling.top_p
+        self.min_p[row] = sampling.min_p
+        self.top_k[row] = sampling.top_k
+        self.seed[row] = signed_seed(sampling.seed)
         self._states[new.request_id] = RequestState(
-            row, new.slot, new.sampling, new.num_prompt_tokens, len(new.token_ids), len(new.block_ids),
-            changes_logits=new.sampling.changes_logits, bias=_bias(new.sampling),
+            row, new.slot, sampling, new.num_prompt_tokens, len(new.token_ids), len(new.block_ids),
+            changes_logits=sampling.changes_logits, bias=_bias(sampling),
+            waits_for_tokens=sampling.waits_for_tokens,
         )  # fmt: skip
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids are fine (it may have ended before it was ever scheduled)."""
         state = self._states.pop(request_id, None)
         if state is not None:
+            state.is_gone = True
             self._free.append(state.row)
 
-    def schedule(self, scheduled: ScheduledRequest) -> RequestState:
-        """The state of a request in this step, its block table extended."""
-        state = self._states[scheduled.request_id]
-        if scheduled.new_block_ids:
-            end = state.num_blocks + len(scheduled.new_block_ids)
-            self.blocks[state.row, state.num_blocks : end] = scheduled.new_block_ids
-            state.num_blocks = end
-        return state
+    def schedule(self, scheduled: Sequence[ScheduledRequest]) -> list[RequestState]:
+        """The states of a step's requests, their block tables extended."""
+        states = [self._states[share.request_id] for share in scheduled]
+        for state, share in zip(states, scheduled, strict=True):
+            if share.new_block_ids:
+                end = state.num_blocks + len(share.new_block_ids)
+                self.blocks[state.row, state.num_blocks : end] = share.new_block_ids
+                state.num_blocks = end
+        return states
+
+    def expect(self, state: RequestState) -> None:
+        """The device is about to sample the request's next token."""
+        self.tokens[state.row, state.num_tokens] = -1 - state.row
+        state.num_tokens += 1
 
     def append(self, state: RequestState, token_id: int) -> None:
-        """Record a sampled token."""
+        """Record a sampled token that the host knows at once."""
         self.tokens[state.row, state.num_tokens] = token_id
         state.num_tokens += 1
+
+    def learn(self, state: RequestState, position: int, token_id: int) -> None:
+        """Record an expected token; nothing where the request is gone and its row may be another's."""
+        if not state.is_gone:
+            self.tokens[state.row, position] = token_id
+
+
+def signed_seed(seed: int) -> int:
+    """A seed's 64 bits, whatever its sign, as the int64 that torch computes with."""
+    return ((seed + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 def _bias(sampling: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -28,10 +28,15 @@ class LoraBatch:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """T rows of B requests, prefill chunks and decodes mixed."""
+    """T rows of B requests, prefill chunks and decodes mixed.
+
+    With `source_rows` some rows belong to no request: router t decides by the logits of row source_rows[t],
+    so that these rows go where others go and touch no further expert.
+    """
 
     token_ids: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int64
     attention: AttentionMetadata
     cache: tuple[LayerCache, ...]
     lora: LoraBatch
+    source_rows: torch.Tensor | None = None  # [T] int64

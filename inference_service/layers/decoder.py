@@ -29,6 +29,12 @@ class DecoderLayer:
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
+    def feed_forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """The MLP, [T, H] to [T, H]; a router sees to it that rows of no request touch no further expert."""
+        if isinstance(self.mlp, DenseMlp):
+            return self.mlp(x, batch.lora)
+        return self.mlp(x, batch.lora, batch.source_rows)
+
 
 class Decoder:
     """The whole model. Holds weights only; the cache and the batch are passed in.
@@ -64,7 +70,7 @@ class Decoder:
             # The first layer's input is the residual itself; later ones add the layer before in the norm.
             h = layer.input_norm(residual) if x is None else layer.input_norm(x, residual)
             h = _scaled(layer.attention(h, batch, cache), self.residual_factor)
-            x = _scaled(layer.mlp(layer.mlp_norm(h, residual), lora), self.residual_factor)
+            x = _scaled(layer.feed_forward(layer.mlp_norm(h, residual), batch), self.residual_factor)
         return self.final_norm(residual) if x is None else self.final_norm(x, residual)
 
     def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:

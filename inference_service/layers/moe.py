@@ -141,9 +141,14 @@ class Moe:
         self.shared = shared
         self.scales_input = scales_input
 
-    def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
-        """[T, H] to [T, H]."""
-        topk_weights, topk_ids = self.routing(self.router(x, lora))
+    def __call__(
+        self, x: torch.Tensor, lora: LoraBatch, source_rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[T, H] to [T, H]; where `source_rows` [T] are given, row t is routed as that row is."""
+        logits = self.router(x, lora)
+        if source_rows is not None:
+            logits = logits.index_select(0, source_rows)
+        topk_weights, topk_ids = self.routing(logits)
         routed = x
         if self.scales_input:
             routed = (x * topk_weights).to(x.dtype)

@@ -6,6 +6,8 @@ from typing import Any
 from inference_service.domain.adapter import AdapterSource, AdapterStanding, DesiredAdapter, ResidencyTier
 from inference_service.domain.request import EngineRequest, RequestOutput
 from inference_service.domain.sampling import SamplingParams
+from inference_service.domain.step import SchedulerOutput
+from inference_service.engine.step_pipeline import StepPipeline
 from inference_service.residency.config import ResidencyConfig
 from inference_service.residency.residency import Residency
 from inference_service.scheduler.config import SchedulerConfig
@@ -87,6 +89,7 @@ class Rig:
         arena_bytes: int = 10_000,
         polls_per_copy: int = 1,
         residency: ResidencyConfig | None = None,
+        overlaps: bool = False,
         **scheduler: Any,
     ) -> None:
         self.config = make_scheduler_config(**scheduler)
@@ -100,6 +103,10 @@ class Rig:
         self.scheduler = Scheduler(self.config, self.residency)
         self.runner = FakeRunner(self.arena, self.config.block_tokens, self.config.max_running_requests)
         self.now_s = 100.0
+        self.step_tokens = 0
+        self.pipeline = StepPipeline(
+            self.scheduler, self.runner, overlaps=overlaps, on_step=self._count, clock=lambda: self.now_s
+        )
         self.outputs: dict[str, list[RequestOutput]] = {}
 
     def add(self, request: EngineRequest) -> None:
@@ -118,12 +125,14 @@ class Rig:
         for _ in range(jobs or 0):
             self.executor.run_one()
         self.residency.poll(self.now_s)
-        step = self.scheduler.schedule(self.now_s)
-        if step.scheduled:
-            self.scheduler.update(self.runner.execute(step), self.now_s)
+        self.step_tokens = 0
+        self.pipeline.turn()
         for output in self.scheduler.take_outputs():
             self.outputs.setdefault(output.request_id, []).append(output)
-        return step.num_tokens
+        return self.step_tokens
+
+    def _count(self, step: SchedulerOutput) -> None:
+        self.step_tokens = step.num_tokens
 
     def run(self, max_turns: int = 500) -> None:
         """Turn until no request is left."""

@@ -7,6 +7,7 @@ is there and was computed for the same adapter: a wrong block, a stale prefix or
 import hashlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -238,6 +239,8 @@ class FakeRunner:
     max_running: int = 1000
     step_s: float = 0.0
     steps: list[SchedulerOutput] = field(default_factory=list)
+    is_asynchronous: bool = False
+    _launched: deque[ModelRunnerOutput] = field(default_factory=deque)
     _held: dict[str, _Held] = field(default_factory=dict)
     _cache: dict[int, tuple[str | None, tuple[int, ...]]] = field(default_factory=dict)
 
@@ -255,6 +258,15 @@ class FakeRunner:
         assert len(self._held) <= self.max_running
         self._check_step(step)
         return ModelRunnerOutput(step.step, tuple(self._compute(share) for share in step.scheduled))
+
+    def launch(self, step: SchedulerOutput) -> None:
+        """Run a step and keep what it brings."""
+        self._launched.append(self.execute(step))
+        assert len(self._launched) <= 2, "more than two steps in flight"
+
+    def collect(self) -> ModelRunnerOutput:
+        """What the oldest step brought."""
+        return self._launched.popleft()
 
     def digests(self, step: SchedulerOutput) -> set[str]:
         """Distinct adapters of a step."""

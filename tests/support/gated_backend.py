@@ -29,11 +29,20 @@ class GatedRunner:
 
     inner: ModelRunner
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    @property
+    def is_asynchronous(self) -> bool:
+        """See ports.ModelRunner."""
+        return self.inner.is_asynchronous
+
+    def launch(self, step: SchedulerOutput) -> None:
         """Wait at the step's kind of gate, then run it."""
         is_prefill = any(share.num_scheduled_tokens > 1 for share in step.scheduled)
         wait_at("prefill" if is_prefill else "decode")
-        return self.inner.execute(step)
+        self.inner.launch(step)
+
+    def collect(self) -> ModelRunnerOutput:
+        """See ports.ModelRunner."""
+        return self.inner.collect()
 
 
 @dataclass(frozen=True)
