@@ -2,10 +2,11 @@
 
     x[rows[i], t] = -inf    where bit t % 32 of masks[i, t // 32] is 0
 
-The layout is that of llguidance and xgrammar. What is not masked keeps its bits; so do rows that are not named.
+The layout is that of llguidance and xgrammar. What is not masked keeps its bits; so do rows that are not
+named.
 
-Shapes: logits [B, V] float32, bfloat16 or float16, changed in the N given rows; masks [N, ceil(V / 32)] int32;
-rows [N] int64, each once.
+Shapes: logits [B, V] float32, bfloat16 or float16, changed in the N given rows; masks [N, ceil(V / 32)]
+int32; rows [N] int64, each once.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -52,8 +53,8 @@ def token_bitmask(logits: torch.Tensor, masks: torch.Tensor, rows: torch.Tensor)
     shape = (rows.numel(), num_mask_words(logits.shape[-1]))
     if masks.dtype != torch.int32 or tuple(masks.shape) != shape:
         raise ValueError(
-            f"token_bitmask: int32 masks {shape} belong to logits {tuple(logits.shape)} and {rows.numel()} rows, "
-            f"not {masks.dtype} {tuple(masks.shape)}"
+            f"token_bitmask: int32 masks {shape} belong to logits {tuple(logits.shape)} and "
+            f"{rows.numel()} rows, not {masks.dtype} {tuple(masks.shape)}"
         )
     if logits.device.type == "cpu" or logits.stride(1) != 1 or not masks.is_contiguous():
         token_bitmask_reference(logits, masks, rows)

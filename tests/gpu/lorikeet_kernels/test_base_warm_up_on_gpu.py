@@ -17,8 +17,8 @@ from lorikeet_kernels.paged_attention import paged_attention
 from lorikeet_kernels.penalties import Penalties, penalize
 from lorikeet_kernels.sampling import SamplingBatch, sample
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
-from lorikeet_kernels.warm_up import warm_up_moe
 from lorikeet_kernels.token_bitmask import num_mask_words, token_bitmask
+from lorikeet_kernels.warm_up import warm_up_moe
 from lorikeet_kernels.warm_up_base import warm_up_attention, warm_up_experts, warm_up_sampling
 
 GPU = torch.device("cuda")
