@@ -68,14 +68,17 @@ def _chat(message: generation_pb2.ChatMessages) -> ChatPrompt:
     for index, turn in enumerate(message.messages):
         where = f"chat.messages[{index}]"
         _check_role(f"{where}.role", turn.role)
-        fields = _json_object(f"{where}.fields_json", turn.fields_json, RESERVED_FIELDS)
+        # A list of parts, or none at all, has no other place than the fields.
+        reserved = RESERVED_FIELDS if turn.content else RESERVED_FIELDS - {"content"}
+        fields = _json_object(f"{where}.fields_json", turn.fields_json, reserved)
         turns.append(ChatTurn(turn.role, turn.content, fields))
     optional = message.HasField("add_generation_prompt")
+    where = "chat.template_arguments_json"
+    arguments = _json_object(where, message.template_arguments_json, RESERVED_ARGUMENTS)
+    _check_objects(where, "tools", arguments.get("tools"))
+    _check_objects(where, "documents", arguments.get("documents"))
     return ChatPrompt(
-        tuple(turns),
-        message.add_generation_prompt if optional else True,
-        _json_object("chat.template_arguments_json", message.template_arguments_json, RESERVED_ARGUMENTS),
-        num_json_bytes,
+        tuple(turns), message.add_generation_prompt if optional else True, arguments, num_json_bytes
     )
 
 
@@ -111,6 +114,15 @@ def _json_object(field: str, text: str, reserved: Collection[str]) -> dict[str, 
             field, f"an object with the reserved name {name!r}", "it has a place of its own in the message"
         )
     return found
+
+
+def _check_objects(field: str, name: str, value: object) -> None:
+    """What transformers refuses, too: templates would make nonsense of anything else, in silence."""
+    if value is None:
+        return
+    items = cast("list[object]", value) if isinstance(value, list) else [None]
+    if not all(isinstance(item, dict) for item in items):
+        refuse(field, f"an object whose {name} are no list of objects", f"send a list of objects as {name}")
 
 
 def _check_role(field: str, role: str) -> None:

@@ -17,8 +17,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inference_service.domain.errors import InvalidRequestError, LimitExceededError
 
-# The names under which templates know the special tokens (tokenizer_config.json has the same keys).
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Beside chat_template.jinja, the default: templates for other uses; "tool_use" is for chats with tools.
+_NAMED_TEMPLATES = Path("additional_chat_templates")
+# What the words before an answer are called; a template finds them under any of these names.
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _RAISED_BY_TEMPLATES = (
     TemplateError,
     ArithmeticError,
@@ -34,7 +36,9 @@ _MAX_ERROR_CHARACTERS = 2_000
 
 # What `render` passes by itself; arguments of a request may not replace it.
 RESERVED_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
-RESERVED_FIELDS = frozenset({"role", "content"})
+RESERVED_FIELDS = frozenset(
+    {"role", "content"}
+)  # the latter only where the message's own content is not empty
 
 
 def _no_fields() -> dict[str, Any]:
@@ -43,7 +47,10 @@ def _no_fields() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """One message of a chat. `fields`: what else the template may read of it, none of RESERVED_FIELDS."""
+    """One message of a chat. `fields`: what else the template may read of it.
+
+    A "content" among them, which may be a list of parts or None, replaces an empty `content`.
+    """
 
     role: str
     content: str
@@ -65,6 +72,7 @@ class ChatTemplate:
         source: Jinja source.
         special_tokens: bos_token and the like, as the template may use them.
         now: the clock that `strftime_now` reads.
+        tool_source: what renders chats with tools; None leaves them to `source`, too.
     """
 
     def __init__(
@@ -72,28 +80,24 @@ class ChatTemplate:
         source: str | None,
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = _machine_time,
+        tool_source: str | None = None,
     ) -> None:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = None if source is None else _environment(now).from_string(source)
+            self._tool_template = None if tool_source is None else _environment(now).from_string(tool_source)
         except TemplateSyntaxError as error:
             raise ChatTemplateError(f"chat template, line {error.lineno}: {error.message}") from error
 
     @classmethod
     def from_directory(cls, model_dir: Path) -> "ChatTemplate":
-        """Read chat_template.jinja, or the template inside tokenizer_config.json."""
+        """Read chat_template.jinja and what stands beside it, or the templates of tokenizer_config.json."""
         config_path = model_dir / "tokenizer_config.json"
         config: dict[str, Any] = (
             json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
         )
-        template_path = model_dir / "chat_template.jinja"
-        source = (
-            template_path.read_text(encoding="utf-8")
-            if template_path.is_file()
-            else _configured_template(config.get("chat_template"))
-        )
-        tokens = {key: _token_text(config.get(key)) for key in _SPECIAL_TOKENS}
-        return cls(source, {k: v for k, v in tokens.items() if v is not None})
+        sources = _template_files(model_dir) or _configured_templates(config.get("chat_template"))
+        return cls(sources.get("default"), _special_tokens(config), tool_source=sources.get("tool_use"))
 
     def render(
         self,
@@ -109,7 +113,9 @@ class ChatTemplate:
             InvalidRequestError: there is no template, or it refuses these messages; its words are given.
             LimitExceededError: the text would be longer than `max_characters`.
         """
-        if self._template is None:
+        has_tools = (arguments or {}).get("tools") is not None
+        template = (self._tool_template if has_tools else None) or self._template
+        if template is None:
             raise InvalidRequestError(
                 "chat: this model has no chat template; send a prompt or token_ids",
                 metadata={"field": "chat"},
@@ -119,13 +125,13 @@ class ChatTemplate:
             "documents": None,
             **self._special_tokens,
             **(arguments or {}),
-            "messages": [{"role": turn.role, "content": turn.content, **turn.fields} for turn in turns],
+            "messages": [_message(turn) for turn in turns],
             "add_generation_prompt": add_generation_prompt,
         }
         pieces: list[str] = []
         length = 0
         try:
-            for piece in self._template.generate(variables):
+            for piece in template.generate(variables):
                 pieces.append(piece)
                 length += len(piece)
                 if length > max_characters:
@@ -189,14 +195,35 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _configured_template(value: Any) -> str | None:
-    """A string, or a list of named templates of which "default" is for chats."""
+def _message(turn: ChatTurn) -> dict[str, Any]:
+    """A turn as transformers 5.24 hands it on: without what is None, its reasoning by every name."""
+    fields: dict[str, Any] = {"role": turn.role, "content": turn.content, **turn.fields}
+    message = {name: value for name, value in fields.items() if value is not None}
+    reasoning = next((message[name] for name in _REASONING_FIELDS if name in message), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _template_files(model_dir: Path) -> dict[str, str]:
+    """Sources by name, "default" being the one for chats."""
+    paths = {path.stem: path for path in sorted((model_dir / _NAMED_TEMPLATES).glob("*.jinja"))}
+    if (default := model_dir / "chat_template.jinja").is_file():
+        paths["default"] = default
+    return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+
+
+def _configured_templates(value: Any) -> dict[str, str]:
+    """Sources by name: one string is the default, a list has named ones."""
     if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in value}
-        return named.get("default")
-    return value
+        return {entry["name"]: entry["template"] for entry in value}
+    return {} if value is None else {"default": value}
 
 
-def _token_text(value: Any) -> str | None:
-    """A special token is its text, or an object with its text under "content"."""
-    return value.get("content") if isinstance(value, dict) else value
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, image_token and the like: each is its text, or an object with its text under "content"."""
+    extra = config.get("extra_special_tokens")
+    found = {**config, **extra} if isinstance(extra, dict) else config
+    tokens = {name: value for name, value in found.items() if name.endswith("_token")}
+    texts = {name: v.get("content") if isinstance(v, dict) else v for name, v in tokens.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -359,6 +359,7 @@ class ChatMessage(_message.Message):
     fields_json: _builtins.str
     """A JSON object of whatever else the model's template reads of a message, such as "tool_calls",
     "thinking" or "name". JSON text, because the order of its keys reaches the prompt; a Struct has none.
+    Where content above is empty it may have "content": a list of parts, or null for a message without one.
     """
     def __init__(
         self,

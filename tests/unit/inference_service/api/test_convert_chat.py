@@ -101,6 +101,28 @@ def test_what_has_its_own_place_is_refused(arguments: str, fields: str, name: st
         read(arguments, fields)
 
 
+@pytest.mark.parametrize("value", ['{"a": 1}', '"x"', "[1]", "[{}, null]", "0", "[[]]", "true"])
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_tools_and_documents_are_lists_of_objects(name: str, value: str) -> None:
+    """A template would loop over the letters of a text or the keys of an object."""
+    with pytest.raises(InvalidRequestError, match=f"{name} are no list of objects") as caught:
+        read(f'{{"{name}": {value}}}')
+    assert caught.value.metadata["field"] == "chat.template_arguments_json"
+    for fine in ("null", "[]", '[{"a": 1}]'):
+        assert read(f'{{"{name}": {fine}}}').arguments == {name: json.loads(fine)}
+
+
+@pytest.mark.parametrize("content", ["null", '[{"type": "text", "text": "x"}]', '""'])
+def test_a_content_that_is_no_text(content: str) -> None:
+    """Takes the place of an empty one."""
+    turn = generation_pb2.ChatMessage(role="user", fields_json=f'{{"content": {content}}}')
+    prompt = tokenize_prompt(
+        generation_pb2.TokenizeRequest(chat=generation_pb2.ChatMessages(messages=[turn]))
+    )
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.turns[0].fields == {"content": json.loads(content)}
+
+
 def test_the_sum_is_bounded() -> None:
     """Arguments and all messages' fields together; the limit itself passes."""
     half = '{"a": "' + "x" * (MAX_CHAT_JSON_BYTES // 2 - 9) + '"}'
@@ -113,13 +135,13 @@ def test_the_sum_is_bounded() -> None:
 
 def test_a_template_that_recurses_ends_with_the_callers_error() -> None:
     """What is nested deeper than a template's macro can follow is refused, not an internal error."""
-    template = ChatTemplate("{% macro m(x) %}[{{ m(x[0]) if x else '' }}]{% endmacro %}{{ m(tools) }}", {})
-    deep = read('{"tools": ' + "[" * 400 + "]" * 400 + "}")
+    template = ChatTemplate("{% macro m(x) %}[{{ m(x[0]) if x else '' }}]{% endmacro %}{{ m(x) }}", {})
+    deep = read('{"x": ' + "[" * 400 + "]" * 400 + "}")
     with pytest.raises(InvalidRequestError, match="refuses these messages"):
         template.render(
             deep.turns, add_generation_prompt=True, max_characters=10_000, arguments=deep.arguments
         )
-    flat = read('{"tools": [[]]}')
+    flat = read('{"x": [[]]}')
     rendered = template.render(
         flat.turns, add_generation_prompt=True, max_characters=99, arguments=flat.arguments
     )
