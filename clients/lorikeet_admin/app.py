@@ -8,7 +8,9 @@ import typer
 
 from lorikeet_admin.command_group import CommandGroup
 from lorikeet_admin.commands import adapters, bench, node, tenants
+from lorikeet_admin.commands.bench_engine import engine
 from lorikeet_admin.commands.bench_ingest import ingest
+from lorikeet_admin.commands.bench_serve import serve
 from lorikeet_admin.commands.generate import generate
 from lorikeet_admin.commands.up import up
 from lorikeet_admin.session import Connection
@@ -32,6 +34,8 @@ app.add_typer(adapters.app, name="adapters")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(node.app, name="model")
 bench.app.command()(ingest)
+bench.app.command()(engine)
+bench.app.command()(serve)
 app.add_typer(bench.app, name="bench")
 
 

@@ -88,7 +88,7 @@ class LocalStack:
             time.sleep(_POLL_S)
 
         for child in self._children:
-            while not _is_serving(child.plan.address):
+            while not is_serving(child.plan.address):
                 keep_waiting(child.plan.name)
         token = (self._plan.data_dir / "manager" / "bootstrap-token").read_text().strip()
         with Lorikeet(inference, manager, token) as client:
@@ -209,7 +209,14 @@ def _probe(port: int) -> socket.socket:
     return probe
 
 
-def _is_serving(address: str) -> bool:
+def free_address() -> str:
+    """A loopback address whose port nobody has."""
+    with _probe(0) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def is_serving(address: str) -> bool:
+    """Whether a service's health says SERVING there."""
     with open_channel(address, aio=False) as channel:
         try:
             stub: Any = health_pb2_grpc.HealthStub(channel)  # its types name no methods

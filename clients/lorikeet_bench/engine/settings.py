@@ -1,0 +1,107 @@
+"""A bench's engine as the service's settings: of the engine alone, or of a whole node."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from inference_service.domain.engine import BackendUnusableError
+from inference_service.engine.config import DEFAULT_BACKEND_FACTORY, EngineConfig
+from inference_service.models import compute_dtype, describe_model
+from inference_service.models.lora_sites import lora_schema
+from inference_service.settings import Settings
+from lorikeet_bench.engine.plan import EnginePlan
+from lorikeet_bench.load.generated_adapters import AdapterShape
+from lorikeet_bench.load.lengths import LoadError
+
+_PLACES = frozenset({"model_dir", "disk_cache_dir", "backend_factory"})
+# Where the node has another name for it.
+_NODE_NAMES = {"arena_bytes": "adapter_arena_bytes"}
+_SLACK_BYTES = 1 << 20
+_LOAD_WAIT_S = 600.0
+# An open loop bounds nothing by itself.
+_MOST_OPEN = 64
+_LEAST_RANK = 8
+
+
+def engine_config(plan: EnginePlan, backend_factory: str = DEFAULT_BACKEND_FACTORY) -> EngineConfig:
+    """The engine's settings.
+
+    Raises:
+        LoadError: a site or an override is unknown, or the load is longer than the model's context.
+    """
+    block_tokens = int(plan.overrides.get("block_tokens", 16))
+    most_open = plan.most_open or _MOST_OPEN
+    shape = plan.adapters if plan.rig is None else AdapterShape(rank=1, sites=("down",))
+    adapter_bytes = _adapter_bytes(plan, shape)
+    config = EngineConfig(
+        model_dir=str(plan.model_dir.absolute()),
+        disk_cache_dir=str((plan.directory / "cache").absolute()),
+        device=plan.device,
+        dtype=plan.dtype,
+        load_format=plan.load_format,
+        prefix_cache=False,
+        num_blocks=most_open * (-(-plan.longest // block_tokens) + 1),
+        max_running_requests=most_open,
+        max_active_adapters=max(1, plan.slots),
+        max_rank=max(_LEAST_RANK, shape.rank),
+        arena_bytes=adapter_bytes,
+        host_pool_bytes=adapter_bytes,
+        max_adapter_wait_s=_LOAD_WAIT_S,
+        log_level="warning",
+        backend_factory=backend_factory,
+    )
+    known = {item.name for item in dataclasses.fields(EngineConfig)}
+    if unknown := sorted(set(plan.overrides) - known):
+        raise LoadError(f"{', '.join(unknown)} are no engine settings; there are {', '.join(sorted(known))}")
+    return dataclasses.replace(config, **plan.overrides)
+
+
+def runs_on_gpu(plan: EnginePlan) -> bool:
+    """Whether the engine will take a GPU. Asks the driver only, and makes no context."""
+    return plan.device != "cpu" and torch.cuda.device_count() > 0
+
+
+def settings_facts(plan: EnginePlan) -> dict[str, Any]:
+    """The engine's settings as they go into a result, without places of this machine."""
+    fields = dataclasses.asdict(engine_config(plan))
+    return {name: value for name, value in fields.items() if name not in _PLACES}
+
+
+def node_flags(plan: EnginePlan) -> tuple[str, ...]:
+    """The same engine as flags of a whole node, for benches through gRPC.
+
+    Raises:
+        LoadError: as `engine_config`; or an override is none of the node's settings.
+    """
+    config, default = engine_config(plan), EngineConfig("", "")
+    flags = ["--model-dir", str(plan.model_dir.absolute())]
+    for item in dataclasses.fields(EngineConfig):
+        value = getattr(config, item.name)
+        name = _NODE_NAMES.get(item.name, item.name)
+        if item.name in _PLACES or (value == getattr(default, item.name) and item.name != "device"):
+            continue
+        if name not in Settings.model_fields:
+            raise LoadError(f"{item.name} is a setting of the engine alone, not of a node")
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            flags.extend((f"--{flag}", str(value)))
+    return tuple(flags)
+
+
+def _adapter_bytes(plan: EnginePlan, shape: AdapterShape) -> int:
+    """What all adapters take together, on the host and on the device alike."""
+    try:
+        description = describe_model(plan.model_dir)
+    except BackendUnusableError as error:
+        raise LoadError(str(error)) from error
+    context = description.spec.max_position
+    if plan.longest > context:
+        raise LoadError(f"the longest request has {plan.longest} tokens, the model's context {context}")
+    device = torch.device("cuda" if runs_on_gpu(plan) else "cpu")
+    # Names and checksums of weights do not matter to sizes.
+    schema = lora_schema(description.spec, lambda _name: ("", ""))
+    itemsize = compute_dtype(description, plan.dtype, device).itemsize
+    return max(1, plan.slots) * shape.num_bytes(schema, itemsize) + _SLACK_BYTES

@@ -1,0 +1,43 @@
+"""Tokens a second against adapters or load, one line for each of the other."""
+
+from collections import defaultdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lorikeet_bench.load.lengths import LoadError
+from lorikeet_bench.load.result import BenchResult
+
+
+def plot_points(result: BenchResult, path: Path) -> None:
+    """Draw to `path`, whose suffix names the format.
+
+    Raises:
+        LoadError: matplotlib is not installed, or does not know the format.
+    """
+    try:
+        figures: Any = import_module("matplotlib.figure")
+    except ImportError as error:
+        raise LoadError("--plot needs matplotlib: pip install 'lorikeet[bench]'") from error
+    over_adapters = len({point.adapters for point in result.points}) > 1
+    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for point in result.points:
+        load = point.concurrency or point.rate or 0.0
+        load_name = f"concurrency {point.concurrency}" if point.concurrency else f"{point.rate:g} requests/s"
+        x, name = (point.adapters, load_name) if over_adapters else (load, f"{point.adapters} adapters")
+        lines[name].append((x, point.median.tokens_per_s))
+    # Without pyplot: no display is looked for, and nothing global is left behind.
+    figure = figures.Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in lines.items():
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+    axes.set_xlabel("adapters" if over_adapters else "load")
+    axes.set_ylabel("output tokens/s")
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"{result.servers[0].model}, {result.servers[0].device}: at the {result.boundary}")
+    axes.legend()
+    axes.grid(visible=True, alpha=0.3)
+    try:
+        figure.savefig(path)
+    except ValueError as error:
+        raise LoadError(f"--plot {path}: {error}") from error

@@ -1,0 +1,1 @@
+"""Loads on a node over gRPC, as any client would send them."""
