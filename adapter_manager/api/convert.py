@@ -13,7 +13,13 @@ from adapter_manager.domain.errors import InvalidRequestError
 from adapter_manager.domain.layout_options import ExpertOrientation, ExpertPacking, LayoutOptions
 from adapter_manager.domain.node import ResidencyTier
 from adapter_manager.domain.probe import Probe, ProbeVerdict
-from adapter_manager.domain.report import MatchedSite, UploadReport
+from adapter_manager.domain.report import (
+    MatchedSite,
+    ReportedRole,
+    SiteCoverage,
+    TensorGroup,
+    UploadReport,
+)
 from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_contract.names import AdapterName
 
@@ -34,6 +40,11 @@ _VERDICTS = {
     ProbeVerdict.CHANGES: pb.PROBE_VERDICT_CHANGES,
     ProbeVerdict.CHANGES_NOTHING: pb.PROBE_VERDICT_CHANGES_NOTHING,
     ProbeVerdict.NOT_FINITE: pb.PROBE_VERDICT_NOT_FINITE,
+}
+_ROLES = {
+    ReportedRole.LORA_A: pb.TENSOR_ROLE_LORA_A,
+    ReportedRole.LORA_B: pb.TENSOR_ROLE_LORA_B,
+    ReportedRole.BASE_WEIGHT: pb.TENSOR_ROLE_BASE_WEIGHT,
 }
 _WANTED = {
     pb.RESIDENCY_STATE_UNSPECIFIED: WantedTier.ACTIVE,
@@ -161,6 +172,48 @@ def upload_report(report: UploadReport) -> pb.UploadReport:
         tensors_neutral=report.tensors_neutral,
         sites=[matched_site(site) for site in report.sites],
         warnings=report.warnings,
+        tensors=[tensor_group(group) for group in report.tensors],
+        tensors_not_listed=report.tensors_not_listed,
+        coverage=[site_coverage(kind) for kind in report.coverage],
+        file_bytes=report.file_bytes,
+    )
+
+
+def tensor_group(group: TensorGroup) -> pb.TensorGroup:
+    """Tensors that were read alike."""
+    return pb.TensorGroup(
+        key=group.key,
+        indices=group.indices,
+        count=group.count,
+        role=_ROLES[group.role],
+        shape=group.shape,
+        dtype=group.dtype,
+        bytes=group.bytes,
+        site=group.site,
+        slice=group.slice,
+        layout=group.layout,
+        rank=group.rank,
+        scale=group.scale,
+        scaling=group.scaling,
+        neutral=group.neutral,
+    )
+
+
+def site_coverage(kind: SiteCoverage) -> pb.SiteCoverage:
+    """What an adapter has for one kind of site."""
+    return pb.SiteCoverage(
+        site=kind.site,
+        layers=kind.layers,
+        layers_without=kind.layers_without,
+        tensors=kind.tensors,
+        ranks=kind.ranks,
+        scales=kind.scales,
+        layouts=kind.layouts,
+        slices=kind.slices,
+        min_experts=kind.min_experts,
+        max_experts=kind.max_experts,
+        num_experts=kind.num_experts,
+        bytes=kind.bytes,
     )
 
 

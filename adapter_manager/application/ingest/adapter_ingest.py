@@ -15,11 +15,12 @@ from adapter_manager.domain.errors import InvalidAdapterError, LimitExceededErro
 from adapter_manager.domain.layout_options import LayoutOptions
 from adapter_manager.domain.peft_config import MAX_CONFIG_BYTES, PeftConfig, parse_peft_config
 from adapter_manager.domain.problems import Problems
-from adapter_manager.domain.report import MatchedSite, UploadReport
+from adapter_manager.domain.report import MatchedSite
 from adapter_manager.domain.safetensors_header import TensorEntry
 from adapter_manager.domain.shown_text import shown
 from adapter_manager.domain.site_plan import LayerPlan, payload_dtype, plan_layers
 from adapter_manager.domain.tensor_matching import MatchedTensors, match_tensors
+from adapter_manager.domain.tensor_report import upload_report
 from lorikeet_contract.adapter_files import CONFIG
 from lorikeet_contract.manifest import Manifest, PayloadDtype, PayloadLayer, place_layer
 
@@ -67,7 +68,10 @@ def ingest_adapter(
     written, is_all_zero = _write(reader, layers, dtype, target, payload_path)
     manifest = Manifest(target.base_digest, target.schema.digest, dtype, payload_bytes, written)
     warnings = [*matched.warnings, *_warnings(config, matched, entries, dtype, target, is_all_zero)]
-    report = _report(entries, matched, layers, written, tuple(warnings))
+    factors = (entry for p in matched.pieces for entry in (p.a.entry, p.b.entry))
+    zero = {entry.name for entry in factors if reader.largest(entry) == 0}
+    sites = _matched_sites(layers, written)
+    report = upload_report(entries, matched, sites, target.schema, config, zero, warnings)
     return BuiltRevision(manifest, payload_path, report)
 
 
@@ -168,13 +172,9 @@ def _warnings(
     return warnings
 
 
-def _report(
-    entries: tuple[TensorEntry, ...],
-    matched: MatchedTensors,
-    layers: tuple[LayerPlan, ...],
-    written: tuple[PayloadLayer, ...],
-    warnings: tuple[str, ...],
-) -> UploadReport:
+def _matched_sites(
+    layers: tuple[LayerPlan, ...], written: tuple[PayloadLayer, ...]
+) -> tuple[MatchedSite, ...]:
     sites = list[MatchedSite]()
     for plan, layer in zip(layers, written, strict=True):
         starts = [s.a.offset for s in layer.sites]
@@ -191,7 +191,4 @@ def _report(
             )
             for s, start, end in zip(plan.sites, starts, ends, strict=True)
         )
-    used = sum(s.tensors for s in sites)
-    neutral = len(matched.base_copies) + 2 * (len(matched.suspects) + len(matched.unreachable))
-    assert used + neutral == len(entries), "every tensor is used or neutral"
-    return UploadReport(len(entries), used, neutral, tuple(sites), warnings)
+    return tuple(sites)

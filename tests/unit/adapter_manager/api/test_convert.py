@@ -16,7 +16,13 @@ from adapter_manager.domain.errors import InvalidRequestError
 from adapter_manager.domain.layout_options import ExpertOrientation, ExpertPacking, LayoutOptions
 from adapter_manager.domain.node import ResidencyTier, ResidentAdapter
 from adapter_manager.domain.probe import Probe, ProbeFindings, ProbeVerdict
-from adapter_manager.domain.report import MatchedSite, UploadReport
+from adapter_manager.domain.report import (
+    MatchedSite,
+    ReportedRole,
+    SiteCoverage,
+    TensorGroup,
+    UploadReport,
+)
 from adapter_manager.domain.tenant import Tenant, TenantLimits, TokenRecord
 from adapter_manager.ports import Stored
 from lorikeet.adapters.v1 import adapter_pb2 as pb
@@ -25,7 +31,17 @@ from lorikeet_contract.names import AdapterName
 from lorikeet_rpc.tokens import new_token
 
 DIGEST, OTHER = "d" * 64, "e" * 64
-REPORT = UploadReport(3, 2, 1, (MatchedSite("gate_up", 0, 4, (0.5, 2.0), "per-expert", 2, 77),), ("mind",))
+GROUP = TensorGroup(
+    "layers.*.experts.*.gate_proj.lora_A.weight", ("0-1", "0,2"), 4, ReportedRole.LORA_A, (4, 8), "BF16", 256,
+    "gate_up", "gate", "per-expert", 4, 0.5, "2/4", "lora_B is zero",
+)  # fmt: skip
+COVERAGE = SiteCoverage(
+    "gate_up", "0-1", "2", 4, (2, 4), (0.5, 2.0), ("per-expert",), ("gate", "up"), 1, 2, 8, 77
+)
+REPORT = UploadReport(
+    3, 2, 1, (MatchedSite("gate_up", 0, 4, (0.5, 2.0), "per-expert", 2, 77),), ("mind",), (GROUP,), 5,
+    (COVERAGE,), 99,
+)  # fmt: skip
 REVISION = Revision(DIGEST, RevisionState.FAILED, 1.5, 9, "bfloat16", 16, "b" * 64, failure="gone")
 
 
@@ -96,6 +112,18 @@ def test_revisions_and_reports_are_written_whole() -> None:
     assert set_fields(site) | {"layer"} == {f.name for f in site.DESCRIPTOR.fields}
     assert site.HasField("layer")
     assert (site.layer, list(site.scales), site.bytes) == (0, [0.5, 2.0], 77)
+    (group,), (kind,) = report.tensors, report.coverage
+    assert set_fields(group) == {f.name for f in group.DESCRIPTOR.fields}
+    assert (group.key, list(group.indices), list(group.shape)) == (GROUP.key, ["0-1", "0,2"], [4, 8])
+    assert (group.role, group.scaling, group.neutral) == (
+        pb.TENSOR_ROLE_LORA_A,
+        "2/4",
+        "lora_B is zero",
+    )
+    assert set_fields(kind) == {f.name for f in kind.DESCRIPTOR.fields}
+    assert (kind.layers, kind.layers_without, list(kind.ranks)) == ("0-1", "2", [2, 4])
+    assert (kind.min_experts, kind.max_experts, kind.num_experts, kind.bytes) == (1, 2, 8, 77)
+    assert (report.tensors_not_listed, report.file_bytes) == (5, 99)
 
 
 def test_adapters_are_written_whole_with_the_report_on_its_revision() -> None:
