@@ -1,6 +1,6 @@
 """From a declared model and a source of weights to layers that compute."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -18,7 +18,7 @@ from inference_service.layers.head_steps import (
 )
 from inference_service.layers.latent_attention import LatentAttention, LatentQuery, LatentShape
 from inference_service.layers.linear import Linear, LinearSites
-from inference_service.layers.moe import Experts, ExpertSites, Moe
+from inference_service.layers.moe import ExpertLinear, Experts, ExpertSites, Moe
 from inference_service.layers.norm import RmsNorm
 from inference_service.layers.rope import RopeParameters, rope_table
 from inference_service.layers.shared_expert import SharedExpert
@@ -34,17 +34,19 @@ from inference_service.models.attention_spec import (
 )
 from inference_service.models.checkpoint import WeightSource
 from inference_service.models.errors import ModelConfigError
-from inference_service.models.expert_weights import laid_out_for, read_expert_linear, row_order_name
+from inference_service.models.expert_weights import laid_out, read_expert_linear, row_order_name
 from inference_service.models.linear_spec import LinearSpec, SiteSpec
 from inference_service.models.routing_rule import routing_rule
 from inference_service.models.spec import (
     DenseMlpSpec,
+    ExpertLinearSpec,
     ExpertsSpec,
     LayerSpec,
     ModelSpec,
     MoeSpec,
     SharedExpertSpec,
 )
+from lorikeet_kernels.row_order import RowOrder
 
 
 class ModelBuilder:
@@ -79,6 +81,7 @@ class ModelBuilder:
         self._num_positions = num_positions
         self._batch_invariant = batch_invariant
         self._rope_tables: dict[RopeParameters, torch.Tensor] = {}
+        self._stored_experts = self._read_experts()
 
     def build(self) -> Decoder:
         """The model, weights loaded."""
@@ -128,6 +131,7 @@ class ModelBuilder:
             self._read(name, spec.head_dim).expand(count, -1)
             for name, count in ((names.q_weight, spec.num_heads), (names.k_weight, spec.num_kv_heads))
         ]
+        self._source.wait(names.q_weight, names.k_weight)
         return HeadNorm(torch.cat(rows), self._spec.norm_eps)
 
     def _head_step(self, spec: AttentionSpec, step: HeadStepSpec) -> HeadStep:
@@ -188,18 +192,32 @@ class ModelBuilder:
 
     def _experts(self, name: str, spec: ExpertsSpec) -> Experts:
         row_order = row_order_name(spec)
-        gate_up, down = (
-            read_expert_linear(spec, linear, self._source, self._empty)
-            for linear in (spec.gate_up, spec.down)
-        )
         return Experts(
-            laid_out_for(gate_up, self._dtype, row_order),
-            laid_out_for(down, self._dtype, None),
+            self._laid_out(spec.gate_up, row_order),
+            self._laid_out(spec.down, None),
             ExpertSites(self._site_indices[f"{name}.gate_up"], self._site_indices[f"{name}.down"]),
             row_order,
             spec.activation,
             batch_invariant=self._batch_invariant,
         )
+
+    def _laid_out(self, linear: ExpertLinearSpec, row_order: RowOrder | None) -> ExpertLinear:
+        return laid_out(next(self._stored_experts), linear, self._source, self._dtype, row_order)
+
+    def _read_experts(self) -> Iterator[ExpertLinear]:
+        """All layers' projections in order, each asked for before the one before it is given out.
+
+        So that one is read while another is laid out; at most a layer's are held as stored.
+        """
+        ahead: ExpertLinear | None = None
+        for experts in (layer.experts for layer in self._spec.layers if layer.experts is not None):
+            for linear in (experts.gate_up, experts.down):
+                read = read_expert_linear(experts, linear, self._source, self._empty)
+                if ahead is not None:
+                    yield ahead
+                ahead = read
+        if ahead is not None:
+            yield ahead
 
     def _linear(self, name: str, spec: LinearSpec) -> Linear:
         modules = [module for site in spec.sites for module in site.modules]

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -11,11 +12,14 @@ import torch
 
 from inference_service.models.config import ConfigReader
 from inference_service.models.errors import CheckpointError
+from inference_service.models.finite import extremes, is_finite
 from inference_service.models.safetensors_file import SafetensorsFile
+from inference_service.models.weight_reader import TensorRead, WeightReader
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _PAGE_BYTES = 4096
+_CPU = torch.device("cpu")
 _SHOWN = 8
 _FLOATS, _BYTES = ("BF16", "F16", "F32", "F64"), ("U8",)
 # Fields that tools rewrite without changing the model.
@@ -31,7 +35,11 @@ class WeightSource(Protocol):
     """
 
     def read_into(self, destination: torch.Tensor, name: str, *, transpose: bool = False) -> None:
-        """Copy the tensor `name` into `destination` (a view of a parameter), converting its dtype."""
+        """Begin to copy the tensor `name` into `destination`, a view of a parameter, in its dtype."""
+        ...
+
+    def wait(self, *names: str) -> None:
+        """Return once these are in place for work enqueued from now on; `finish` waits for all."""
         ...
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
@@ -42,14 +50,25 @@ class WeightSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A tensor that a parameter of `dtype` took."""
+
+    read: TensorRead
+    dtype: torch.dtype
+    destination: torch.Tensor | None  # None where nothing is left to check on it
+
+
 class Checkpoint:
-    """The shards of one model directory, whose names are asked for without `prefix`.
+    """The shards of one model directory, whose names are asked for without `prefix`. Close it.
+
+    Parameters on `device` are filled by threads while the model is being built.
 
     Raises:
         CheckpointError: no safetensors files, a damaged one, or an index that does not match them.
     """
 
-    def __init__(self, model_dir: Path, prefix: str = "") -> None:
+    def __init__(self, model_dir: Path, prefix: str = "", device: torch.device = _CPU) -> None:
         self.model_dir = model_dir
         self._prefix = prefix
         self.files = [SafetensorsFile(path) for path in _shards(model_dir)]
@@ -62,12 +81,16 @@ class Checkpoint:
                         f"{file.path.name}"
                     )
                 self._file_of[name] = file
-        self._used: set[str] = set()
+        self._reader = WeightReader(device)
+        self._uses: dict[str, _Use] = {}
         self._missing: list[str] = []
         self._misshaped: list[str] = []
         self._mistyped: list[str] = []
-        self._too_large: list[str] = []
-        self._not_finite: list[str] = []
+        self._suspects: set[str] = set()  # have a value that is not finite in the parameter; from any thread
+
+    def close(self) -> None:
+        """End the threads; what was not waited for is given up."""
+        self._reader.close()
 
     def read_into(self, destination: torch.Tensor, name: str, *, transpose: bool = False) -> None:
         """See WeightSource; problems are kept for `finish`, so that one error names them all."""
@@ -76,47 +99,59 @@ class Checkpoint:
         if file is None:
             self._missing.append(name)
             return
-        self._used.add(name)
-        dtype_name = file.tensors[name].dtype_name
+        self._uses[name] = _Use(TensorRead(), destination.dtype, None)
+        stored = file.tensors[name]
         wanted_dtypes = _BYTES if destination.dtype == torch.uint8 else _FLOATS
-        if dtype_name not in wanted_dtypes:
-            self._mistyped.append(f"{name} is {dtype_name}, this model's are {', '.join(wanted_dtypes)}")
+        if stored.dtype_name not in wanted_dtypes:
+            self._mistyped.append(
+                f"{name} is {stored.dtype_name}, this model's are {', '.join(wanted_dtypes)}"
+            )
             return
-        tensor = file.tensor(name)
-        if transpose:
-            tensor = tensor.transpose(-1, -2)
-        if tensor.shape != destination.shape:
-            stored = list(file.tensors[name].shape)
-            wanted = list(destination.transpose(-1, -2).shape if transpose else destination.shape)
-            self._misshaped.append(f"{name} is {stored}, config.json makes it {wanted}")
+        view = destination.transpose(-1, -2) if transpose else destination
+        if view.shape != stored.shape:
+            self._misshaped.append(f"{name} is {list(stored.shape)}, config.json makes it {list(view.shape)}")
             return
-        destination.copy_(tensor)
-        if not _is_finite(destination):
-            shown = str(destination.dtype).removeprefix("torch.")
-            if _is_finite(tensor):
-                self._too_large.append(f"{name} ({dtype_name}) has values beyond {shown}'s range")
-            else:
-                self._not_finite.append(f"{name} ({dtype_name})")
+
+        def check(part: torch.Tensor) -> None:
+            if not is_finite(part):
+                self._suspects.add(name)
+
+        read = self._reader.read(file.part(name), view, check)
+        is_unchecked = destination.is_floating_point() and destination.device.type != "cpu"
+        # Others are not held on to: packed experts are laid out anew and given up while the rest is read.
+        self._uses[name] = _Use(read, destination.dtype, destination if is_unchecked else None)
+
+    def wait(self, *names: str) -> None:
+        """See WeightSource."""
+        for name in names:
+            if use := self._uses.get(self._prefix + name):
+                use.read.wait()
+        self._reader.join_stream()
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         """See WeightSource."""
+        for use in self._uses.values():
+            use.read.wait()
+        self._reader.join_stream()
+        self._suspects |= self._not_finite_on_device()
         below = tuple(name for name in ignored if name.endswith("."))
         unexpected = [
             name
             for name in sorted(self._file_of)
-            if name not in self._used
+            if name not in self._uses
             and name not in ignored
             and not name.startswith(below)
             and not name.endswith(_COMPUTED_SUFFIXES)
         ]
+        too_large, not_finite = self._judge_suspects()
         problems = [
             f"{len(names)} {what}: {'; '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}"
             for what, names in (
                 ("missing", self._missing),
                 ("misshaped", self._misshaped),
                 ("of another dtype", self._mistyped),
-                ("too large", self._too_large),
-                ("with infinities or NaNs", self._not_finite),
+                ("too large", too_large),
+                ("with infinities or NaNs", not_finite),
                 ("unexpected", unexpected),
             )
             if names
@@ -126,13 +161,54 @@ class Checkpoint:
                 f"the tensors in {self.model_dir} do not fit its config.json: {', '.join(problems)}"
             )
 
+    def _not_finite_on_device(self) -> set[str]:
+        """Names of the tensors that left values that are not finite in parameters on the device.
+
+        One question for each parameter: most are made up of several tensors, experts of hundreds.
+        """
+        uses = [(name, use.destination) for name, use in self._uses.items() if use.destination is not None]
+        parameters: dict[int, torch.Tensor] = {}
+        for _, destination in uses:
+            storage = destination.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                parameters[storage.data_ptr()] = destination.new_empty(0).set_(storage)
+        if not parameters:
+            return set()
+        values = torch.stack([extremes(parameter) for parameter in parameters.values()]).tolist()
+        bad = {
+            address
+            for address, pair in zip(parameters, values, strict=True)
+            if not all(map(math.isfinite, pair))
+        }
+        return {
+            name
+            for name, destination in uses
+            if destination.untyped_storage().data_ptr() in bad and not is_finite(destination)
+        }
+
+    def _judge_suspects(self) -> tuple[list[str], list[str]]:
+        """Of the tensors whose parameters are not finite: those too large for the dtype, and the others."""
+        too_large: list[str] = []
+        not_finite: list[str] = []
+        for name, use in self._uses.items():
+            if name not in self._suspects:
+                continue
+            file = self._file_of[name]
+            dtype_name = file.tensors[name].dtype_name
+            if is_finite(file.tensor(name)):
+                shown = str(use.dtype).removeprefix("torch.")
+                too_large.append(f"{name} ({dtype_name}) has values beyond {shown}'s range")
+            else:
+                not_finite.append(f"{name} ({dtype_name})")
+        return too_large, not_finite
+
     def stored(self, name: str) -> tuple[str, str]:
         """The safetensors dtype name and the sha256 of a tensor's bytes; both "" where it is missing."""
         name = self._prefix + name
         file = self._file_of.get(name)
         if file is None:
             return "", ""
-        return file.tensors[name].dtype_name, hashlib.sha256(file.raw(name)).hexdigest()
+        return file.tensors[name].dtype_name, file.sha256(name)
 
     def base_digest(self, config: ConfigReader) -> str:
         """Identity of the base model, cheap at any size.
@@ -159,14 +235,6 @@ class Checkpoint:
             for name in sorted(file.tensors):
                 add(file.raw(name, _PAGE_BYTES))
         return digest.hexdigest()
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """In one pass, at the speed of a copy; `isfinite` makes masks and takes twenty times as long on a CPU."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return True
-    extremes = torch.stack(torch.aminmax(tensor))  # a NaN anywhere becomes both
-    return all(map(math.isfinite, extremes.tolist()))
 
 
 def _shards(model_dir: Path) -> list[Path]:

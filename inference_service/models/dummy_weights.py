@@ -23,5 +23,8 @@ class DummyWeights:
         else:
             destination.random_(0, 256, generator=self._generator)
 
+    def wait(self, *names: str) -> None:
+        """Everything is in place already."""
+
     def finish(self, ignored: Sequence[str] = ()) -> None:
         """Nothing can be missing."""

@@ -29,11 +29,9 @@ def row_order_name(spec: ExpertsSpec) -> RowOrderName:
 def read_expert_linear(
     spec: ExpertsSpec, linear: ExpertLinearSpec, source: WeightSource, allocate: Allocate
 ) -> ExpertLinear:
-    """One projection of all experts, [E, out, in] or packed, with its bias.
+    """Begin to read one projection of all experts, [E, out, in] or packed, with its bias.
 
-    Raises:
-        CheckpointError: a packed matrix holds a scale that is not a number. What is missing or misshaped is
-            the source's to report.
+    What is missing or misshaped is the source's to report.
     """
     shape = (spec.num_experts, linear.site.out_features, linear.in_features)
     bias = None
@@ -51,12 +49,28 @@ def read_expert_linear(
     return ExpertLinear(weight, bias)
 
 
-def laid_out_for(linear: ExpertLinear, dtype: torch.dtype, row_order: RowOrderName | None) -> ExpertLinear:
-    """The projection as its device's kernels read it; `row_order` is gate_up's, None for down."""
-    weight = linear.weight
-    if isinstance(weight, Mxfp4Weight) and weight.blocks.device.type != "cpu":
-        return ExpertLinear(device_expert_weight(weight, dtype, row_order), linear.bias)
-    return linear
+def laid_out(
+    stored: ExpertLinear,
+    linear: ExpertLinearSpec,
+    source: WeightSource,
+    dtype: torch.dtype,
+    row_order: RowOrderName | None,
+) -> ExpertLinear:
+    """The projection as its device's kernels read it; `row_order` is gate_up's, None for down.
+
+    Waits for packed weights, which are laid out anew on a GPU, and for nothing else.
+
+    Raises:
+        CheckpointError: a packed matrix holds a scale that is not a number.
+    """
+    weight, storage = stored.weight, linear.storage
+    if not isinstance(weight, Mxfp4Weight) or not isinstance(storage, Mxfp4Weights) or weight.blocks.is_meta:
+        return stored
+    source.wait(storage.blocks, storage.scales)
+    _check_scales(weight.scales, storage.scales)
+    if weight.blocks.device.type == "cpu":
+        return stored
+    return ExpertLinear(device_expert_weight(weight, dtype, row_order), stored.bias)
 
 
 def _read_one_by_one(
@@ -79,10 +93,12 @@ def _read_packed(
     scales = allocate(*shape[:2], num_blocks, dtype=torch.uint8).zero_()
     source.read_into(blocks, storage.blocks)
     source.read_into(scales, storage.scales)
-    if bool((scales == NAN_SCALE).any()):
-        raise CheckpointError(f"{storage.scales} holds the scale {NAN_SCALE}, which is not a number in MXFP4")
-    if (largest := int(scales.max())) > _MAX_SCALE:
-        raise CheckpointError(
-            f"{storage.scales} holds the scale {largest}, which takes values beyond float32's range"
-        )
     return Mxfp4Weight(blocks, scales)
+
+
+def _check_scales(scales: torch.Tensor, name: str) -> None:
+    largest = int(scales.max())
+    if largest == NAN_SCALE:
+        raise CheckpointError(f"{name} holds the scale {NAN_SCALE}, which is not a number in MXFP4")
+    if largest > _MAX_SCALE:
+        raise CheckpointError(f"{name} holds the scale {largest}, which takes values beyond float32's range")

@@ -1,5 +1,7 @@
 """A model directory, read whole: declaration, LoRA schema, identity and weights."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import torch
 
 from inference_service.layers.decoder import Decoder
 from inference_service.models.build import ModelBuilder
-from inference_service.models.checkpoint import Checkpoint
+from inference_service.models.checkpoint import Checkpoint, WeightSource
 from inference_service.models.config import (
     ConfigReader,
     GenerationDefaults,
@@ -22,6 +24,7 @@ from inference_service.models.spec import ModelSpec
 from lorikeet_contract.schema import LoraSchema
 
 LOAD_FORMATS = ("auto", "dummy")
+_NUM_HASHING = 3  # embedding, head, and the first bytes of everything
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -89,22 +92,30 @@ def load_model(
     spec = description.spec
     if load_format not in LOAD_FORMATS:
         raise ModelConfigError(f"load_format {load_format!r} is none of {', '.join(LOAD_FORMATS)}")
+    unread = lora_schema(spec, lambda _name: ("", ""))
+
+    def build(source: WeightSource) -> Decoder:
+        builder = ModelBuilder(
+            spec,
+            source,
+            site_indices(unread),
+            dtype=dtype,
+            device=device,
+            num_positions=num_positions,
+            batch_invariant=batch_invariant,
+        )
+        decoder = builder.build()
+        source.finish(spec.ignored_weights)
+        return decoder
+
     if load_format == "dummy":
-        source, schema = DummyWeights(device), lora_schema(spec, lambda _name: ("", ""))
-        base_digest = schema.digest
-    else:
-        source = Checkpoint(description.model_dir, spec.weight_prefix)
-        schema = lora_schema(spec, source.stored)
-        base_digest = source.base_digest(description.config)
-    builder = ModelBuilder(
-        spec,
-        source,
-        site_indices(schema),
-        dtype=dtype,
-        device=device,
-        num_positions=num_positions,
-        batch_invariant=batch_invariant,
-    )
-    decoder = builder.build()
-    source.finish(spec.ignored_weights)
-    return LoadedModel(decoder, schema, base_digest)
+        return LoadedModel(build(DummyWeights(device)), unread, unread.digest)
+    checkpoint = Checkpoint(description.model_dir, spec.weight_prefix, device)
+    # Identity takes a sha256 of embedding and head, seconds of one core each: beside the reading.
+    with closing(checkpoint), ThreadPoolExecutor(_NUM_HASHING, thread_name_prefix="weight-hash") as hashing:
+        names = {spec.embed_weight, spec.lm_head_weight}
+        stored = {name: hashing.submit(checkpoint.stored, name) for name in names}
+        base_digest = hashing.submit(checkpoint.base_digest, description.config)
+        decoder = build(checkpoint)
+        schema = lora_schema(spec, lambda name: stored[name].result())
+        return LoadedModel(decoder, schema, base_digest.result())

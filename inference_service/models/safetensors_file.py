@@ -1,15 +1,19 @@
-"""One safetensors file, mapped into memory; its header is checked before anything is believed."""
+"""One safetensors file, open and mapped into memory; its header is checked before anything is believed."""
 
+import hashlib
 import json
 import math
 import mmap
-from dataclasses import dataclass
+import os
+import weakref
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from inference_service.models.errors import CheckpointError
+from inference_service.models.weight_reader import FilePart, read_exactly
 
 _DTYPES = {
     "F64": torch.float64,
@@ -25,6 +29,7 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+_HASHED_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
@@ -49,15 +54,21 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
-                # A private writable mapping: torch warns of read-only buffers, and nobody writes to it.
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._fd)
+            # A private writable mapping: torch warns of read-only buffers, and nobody writes to it.
+            self._bytes = mmap.mmap(self._fd, 0, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
             raise CheckpointError(f"{path} does not exist") from None
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
             raise CheckpointError(f"{path} cannot be read: {error}") from error
         self.header = self._read_header()
         self.tensors = self._read_index()
+
+    def part(self, name: str) -> FilePart:
+        """Where the tensor's bytes are, for a reader; the file stays open while this object lives."""
+        stored = self.tensors[name]
+        return FilePart(self.path, self._fd, stored.begin, stored.end, _DTYPES[stored.dtype_name])
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor as a view of the file; do not write to it."""
@@ -77,6 +88,17 @@ class SafetensorsFile:
         stored = self.tensors[name]
         end = stored.end if max_bytes is None else min(stored.end, stored.begin + max_bytes)
         return memoryview(self._bytes)[stored.begin : end]
+
+    def sha256(self, name: str) -> str:
+        """Of the tensor's bytes as stored, in hex. Read, not mapped: pages would count as this process's."""
+        part = self.part(name)
+        digest, buffer = hashlib.sha256(), torch.empty(_HASHED_BYTES, dtype=torch.uint8)
+        for begin in range(part.begin, part.end, _HASHED_BYTES):
+            piece = replace(part, begin=begin, end=min(begin + _HASHED_BYTES, part.end))
+            filled = buffer[: piece.end - begin]
+            read_exactly(piece, filled)
+            digest.update(filled.numpy().data)
+        return digest.hexdigest()
 
     def _read_header(self) -> bytes:
         size = len(self._bytes)
