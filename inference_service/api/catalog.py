@@ -14,6 +14,9 @@ from lorikeet_contract.names import AdapterName, InvalidNameError, parse_referen
 from lorikeet_rpc.interceptors import Principal
 from lorikeet_rpc.tokens import hash_token
 
+# Of a name that is no name at all; it may have any length.
+_SHOWN_CHARACTERS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogAdapter:
@@ -92,7 +95,10 @@ class Catalog:
         try:
             wanted = parse_reference(reference, principal.tenant or None)
         except InvalidNameError as error:
-            raise AdapterNotFoundError(f"{error}; leave adapter out for the base model") from error
+            raise AdapterNotFoundError(
+                f"{error}; leave adapter out for the base model",
+                metadata={"field": "adapter", "value": reference[:_SHOWN_CHARACTERS]},
+            ) from error
         is_visible = principal.is_admin or wanted.name.tenant == principal.tenant
         entry = self._snapshot.adapters.get(wanted.name) if self._snapshot and is_visible else None
         if entry is None:
@@ -111,5 +117,6 @@ class Catalog:
 
 def _not_found(what: str, name: AdapterName) -> AdapterNotFoundError:
     return AdapterNotFoundError(
-        f"{what}; `lorikeet adapters list` shows what there is", metadata={"adapter": name.short}
+        f"{what}; `lorikeet adapters list` shows what there is",
+        metadata={"field": "adapter", "value": name.short, "adapter": name.short},
     )

@@ -1,4 +1,4 @@
-"""Chats with tools, calls, results and parts for templates of several models, as transformers renders them."""
+"""Chats with tools, calls, results and parts for several templates, as transformers renders them."""
 
 import json
 from typing import Any

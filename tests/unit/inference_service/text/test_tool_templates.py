@@ -1,4 +1,4 @@
-"""Chats with tools through templates like Qwen3's, Llama 3.1's and DeepSeek's, as transformers renders them."""
+"""Chats with tools in templates like Qwen3's, Llama 3.1's and DeepSeek's, as transformers renders them."""
 
 import json
 from datetime import datetime
