@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_client import adapter_messages as messages
-from lorikeet_client.adapters import Adapter, Placement, ResidencyState
+from lorikeet_client.adapters import Adapter, Placement, ResidencyState, Revision
 from lorikeet_client.calls import Call, Service
 from lorikeet_client.enums import to_number
 
@@ -122,6 +122,18 @@ def unload_adapter(name: str) -> Call[pb.UnloadAdapterResponse, tuple[Placement,
         pb.UnloadAdapterRequest(name=name),
         pb.UnloadAdapterResponse,
         lambda reply: messages.placements(reply.placements),
+        timeout_s=LOAD_TIMEOUT_S,
+    )
+
+
+def probe_adapter(name: str) -> Call[pb.ProbeAdapterResponse, Revision]:
+    """Compare with the base model on a node; the revision comes back with its probe."""
+    return Call(
+        Service.ADAPTERS,
+        "ProbeAdapter",
+        pb.ProbeAdapterRequest(name=name),
+        pb.ProbeAdapterResponse,
+        lambda reply: messages.revision(reply.revision),
         timeout_s=LOAD_TIMEOUT_S,
     )
 

@@ -12,9 +12,14 @@ from lorikeet_client.adapters import (
     Adapter,
     MatchedSite,
     Placement,
+    Probe,
+    ProbeVerdict,
     ResidencyState,
     Revision,
     RevisionState,
+    SiteCoverage,
+    TensorGroup,
+    TensorRole,
     UploadReport,
     UploadResult,
 )
@@ -49,6 +54,7 @@ def revision(message: pb.Revision) -> Revision:
         max_rank=message.max_rank,
         base_digest=message.base_digest,
         report=_report(message.report) if message.HasField("report") else None,
+        probe=_probe(message.probe) if message.HasField("probe") else None,
     )
 
 
@@ -127,6 +133,58 @@ def _report(message: pb.UploadReport) -> UploadReport:
             for site in message.sites
         ),
         warnings=tuple(message.warnings),
+        tensors=tuple(_tensor_group(group) for group in message.tensors),
+        tensors_not_listed=message.tensors_not_listed,
+        coverage=tuple(_coverage(kind) for kind in message.coverage),
+        file_bytes=message.file_bytes,
+    )
+
+
+def _tensor_group(message: pb.TensorGroup) -> TensorGroup:
+    return TensorGroup(
+        key=message.key,
+        indices=tuple(message.indices),
+        count=message.count,
+        role=from_number(TensorRole, pb.TensorRole, message.role, "TENSOR_ROLE_"),
+        shape=tuple(message.shape),
+        dtype=message.dtype,
+        bytes=message.bytes,
+        site=message.site,
+        slice=message.slice,
+        layout=message.layout,
+        rank=message.rank,
+        scale=message.scale,
+        scaling=message.scaling,
+        neutral=message.neutral,
+    )
+
+
+def _coverage(message: pb.SiteCoverage) -> SiteCoverage:
+    return SiteCoverage(
+        site=message.site,
+        layers=message.layers,
+        layers_without=message.layers_without,
+        tensors=message.tensors,
+        ranks=tuple(message.ranks),
+        scales=tuple(message.scales),
+        layouts=tuple(message.layouts),
+        slices=tuple(message.slices),
+        min_experts=message.min_experts,
+        max_experts=message.max_experts,
+        num_experts=message.num_experts,
+        bytes=message.bytes,
+    )
+
+
+def _probe(message: pb.Probe) -> Probe:
+    return Probe(
+        verdict=from_number(ProbeVerdict, pb.ProbeVerdict, message.verdict, "PROBE_VERDICT_"),
+        max_difference=message.max_difference,
+        noise=message.noise,
+        top1_changes=message.top1_changes,
+        positions=message.positions,
+        node=message.node,
+        time=_time(message, "time", message.time),
     )
 
 

@@ -57,15 +57,100 @@ class MatchedSite:
     bytes: int
 
 
+class TensorRole(StrEnum):
+    """A tensor's part in its pair, as its name in the file says."""
+
+    UNSPECIFIED = "unspecified"
+    LORA_A = "lora_A"
+    LORA_B = "lora_B"
+    BASE_WEIGHT = "base_weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """Tensors of the files that were read alike, and whose names differ in numbers alone.
+
+    `key` has "*" for each number, `indices` the numbers as ranges ("0-3,5") for each "*": the group holds a
+    tensor for every combination. `shape` is of each, `bytes` of all. Without a `site` they are not used;
+    `neutral` says why they change nothing. `scaling` is how `scale` came about, e.g. "16/8".
+    """
+
+    key: str
+    indices: tuple[str, ...]
+    count: int
+    role: TensorRole
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    site: str
+    slice: str
+    layout: str
+    rank: int
+    scale: float
+    scaling: str
+    neutral: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteCoverage:
+    """What an adapter has for one kind of site over all layers; layers as ranges. No tensors: nothing."""
+
+    site: str
+    layers: str
+    layers_without: str
+    tensors: int
+    ranks: tuple[int, ...]
+    scales: tuple[float, ...]
+    layouts: tuple[str, ...]
+    slices: tuple[str, ...]
+    min_experts: int
+    max_experts: int
+    num_experts: int
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class UploadReport:
-    """Every tensor of the files accounted for; neutral ones are provably without effect."""
+    """Every tensor of the files accounted for; neutral ones are provably without effect.
+
+    `tensors` name all but `tensors_not_listed` of them. `coverage` has each kind of site of the base model.
+    """
 
     tensors_total: int
     tensors_used: int
     tensors_neutral: int
     sites: tuple[MatchedSite, ...]
     warnings: tuple[str, ...]
+    tensors: tuple[TensorGroup, ...] = ()
+    tensors_not_listed: int = 0
+    coverage: tuple[SiteCoverage, ...] = ()
+    file_bytes: int = 0
+
+
+class ProbeVerdict(StrEnum):
+    """What an adapter does to the model's output, as far as one prompt tells."""
+
+    UNSPECIFIED = "unspecified"
+    CHANGES = "changes"
+    CHANGES_NOTHING = "changes_nothing"
+    NOT_FINITE = "not_finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A comparison of an adapter with the base model on a node, in log-probabilities.
+
+    `noise` is what two runs of the base model differed by; `top1_changes` of `positions` have another most
+    likely token.
+    """
+
+    verdict: ProbeVerdict
+    max_difference: float
+    noise: float
+    top1_changes: int
+    positions: int
+    node: str
+    time: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +167,7 @@ class Revision:
     max_rank: int
     base_digest: str
     report: UploadReport | None
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +222,7 @@ class UploadOptions(TypedDict, total=False):
     aliases: names such as "prod" to point at the new revision.
     validate_only: check everything, store nothing.
     expert_packing, expert_orientation: for files that cannot be told apart by themselves.
+    base_digest: the base model that it is for (`Model.base_digest`), where nodes serve several.
     request_id: names the upload; by default made from the files and options, so that the same upload,
         started again after a break, goes on where it stopped.
     resume: ask the server how much it has before sending. Default true.
@@ -147,6 +234,7 @@ class UploadOptions(TypedDict, total=False):
     validate_only: bool
     expert_packing: ExpertPacking
     expert_orientation: ExpertOrientation
+    base_digest: str
     request_id: str
     resume: bool
     progress: Callable[[UploadProgress], None]

@@ -9,7 +9,14 @@ from typing import Any, Self, Unpack
 import grpc.aio
 
 from lorikeet_client import adapter_calls, generation_messages, inference_calls, tenant_calls
-from lorikeet_client.adapters import Adapter, Placement, ResidencyState, UploadOptions, UploadResult
+from lorikeet_client.adapters import (
+    Adapter,
+    Placement,
+    ResidencyState,
+    Revision,
+    UploadOptions,
+    UploadResult,
+)
 from lorikeet_client.asyncio_transport import AsyncioTransport
 from lorikeet_client.endpoints import DEFAULT_INFERENCE, DEFAULT_MANAGER, Endpoints
 from lorikeet_client.errors import mapped_errors
@@ -195,6 +202,10 @@ class AsyncLorikeet:
     async def unload_adapter(self, name: str, *, timeout_s: float | None = None) -> tuple[Placement, ...]:
         """Free an adapter's memory on the nodes; it stays registered."""
         return await self._transport.unary(adapter_calls.unload_adapter(name), timeout_s)
+
+    async def probe_adapter(self, name: str, *, timeout_s: float | None = None) -> Revision:
+        """Compare an adapter with the base model on a node; the result's `probe` says what came of it."""
+        return await self._transport.unary(adapter_calls.probe_adapter(name), timeout_s)
 
     async def get_placement(self, name: str = "", *, timeout_s: float | None = None) -> tuple[Placement, ...]:
         """Where an adapter's weights are, or all adapters' that this token may see."""

@@ -80,6 +80,7 @@ def plan_upload(directory: Path | str, name: str, **options: Unpack[UploadOption
         header.expert_packing = to_number(packing, pb.ExpertPacking, "EXPERT_PACKING_")
     if orientation := options.get("expert_orientation"):
         header.expert_orientation = to_number(orientation, pb.ExpertOrientation, "EXPERT_ORIENTATION_")
+    header.base_digest = options.get("base_digest", "")
     # The same upload has the same id in every process, which is what makes it resumable after a crash.
     header.request_id = (
         options.get("request_id") or hashlib.sha256(header.SerializeToString()).hexdigest()[:32]

@@ -132,6 +132,7 @@ class FakeAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
         self.on_upload: Callable[[Any, Any], Any] | None = None
         self.adapters = [make_adapter(f"a{n}") for n in range(5)]
         self.requests: list[Any] = []
+        self.verdict = adapter_pb2.PROBE_VERDICT_CHANGES
 
     def Upload(self, request_iterator: Any, context: Any) -> Any:
         self.faults.enter("Upload", context)
@@ -211,6 +212,19 @@ class FakeAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
             placements=[make_placement(adapter_pb2.RESIDENCY_STATE_DISK)]
         )
 
+    def ProbeAdapter(self, request: Any, context: Any) -> Any:
+        self.faults.enter("ProbeAdapter", context)
+        self.requests.append(request)
+        revision = make_adapter(request.name.rpartition("/")[2]).revisions[0]
+        revision.ClearField("report")
+        revision.probe.MergeFrom(
+            adapter_pb2.Probe(
+                verdict=self.verdict, max_difference=1.25, noise=0.0, top1_changes=7, positions=64, node="n:1"
+            )
+        )
+        revision.probe.time.FromSeconds(1_700_000_000)
+        return adapter_pb2.ProbeAdapterResponse(revision=revision)
+
     def GetPlacement(self, request: Any, context: Any) -> Any:
         self.faults.enter("GetPlacement", context)
         return adapter_pb2.GetPlacementResponse(
@@ -268,6 +282,42 @@ def make_adapter(name: str) -> adapter_pb2.Adapter:
         report.sites.add(
             site=f"layers.{layer}.q", layer=layer, rank=4, scales=[2.0], layout="linear", tensors=2, bytes=64
         )
+    report.coverage.add(
+        site="q",
+        layers="0-1",
+        layers_without="2",
+        tensors=4,
+        ranks=[4],
+        scales=[2.0],
+        layouts=["linear"],
+        bytes=128,
+    )
+    report.coverage.add(site="router", layers_without="0-2", num_experts=0)
+    for side, shape in (("A", (4, 8)), ("B", (8, 4))):
+        report.tensors.add(
+            key=f"layers.*.q_proj.lora_{side}.weight",
+            indices=["0-1"],
+            count=2,
+            role=f"TENSOR_ROLE_LORA_{side}",
+            shape=shape,
+            dtype="BF16",
+            bytes=128,
+            site="q",
+            layout="linear",
+            rank=4,
+            scale=2.0,
+            scaling="8/4",
+        )
+    report.tensors.add(
+        key="lm_head.base_layer.weight",
+        count=1,
+        role=adapter_pb2.TENSOR_ROLE_BASE_WEIGHT,
+        shape=(64, 8),
+        dtype="BF16",
+        bytes=1024,
+        neutral="equal to the base model's own weight of lm_head",
+    )
+    report.file_bytes = 1280
     revision = adapter_pb2.Revision(
         name=f"{resource}/revisions/{digest}",
         digest=digest,

@@ -1,6 +1,7 @@
-"""`lorikeet adapters ...`: push, list, show, alias, pin, load, unload, rm."""
+"""`lorikeet adapters ...`: push, list, show, report, probe, alias, pin, load, unload, rm."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,19 +11,25 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from lorikeet_admin.exits import ExitCode
 from lorikeet_admin.output import Output, short_digest, size
+from lorikeet_admin.report_view import probe_text, probe_word, show_probe, show_report
 from lorikeet_admin.session import AdapterArgument, Etag, Json, session
-from lorikeet_admin.tables import placement_table, plain_table, report_table, short_name
+from lorikeet_admin.tables import placement_table, plain_table, short_name
 from lorikeet_client import (
     Adapter,
     ExpertOrientation,
     ExpertPacking,
+    LorikeetError,
     Placement,
+    ProbeVerdict,
     ResidencyState,
+    Revision,
     UnavailableError,
     UploadOptions,
     UploadProgress,
     UploadResult,
 )
+
+Verbose = Annotated[bool, typer.Option("--verbose", help="A line for each group of tensors.")]
 
 app = typer.Typer(no_args_is_help=True, help="Adapters: upload them, look at them, say where they live.")
 
@@ -48,15 +55,27 @@ def push(
     expert_orientation: Annotated[
         ExpertOrientation | None, typer.Option(help="Side of the experts' lora_A, where unclear.")
     ] = None,
+    base_digest: Annotated[
+        str, typer.Option(help="Digest of the base model it is for, where nodes serve several.")
+    ] = "",
     resume: Annotated[bool, typer.Option(help="Go on where a broken upload of these files stopped.")] = True,
+    probe_: Annotated[
+        bool,
+        typer.Option("--probe", help="Compare it with the base model on a node; fail if nothing changes."),
+    ] = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Upload a PEFT directory and report what was matched."""
+    if probe_ and validate_only:
+        raise typer.BadParameter("--probe needs the adapter on a node, and --validate-only stores nothing")
     options = UploadOptions(aliases=alias or (), validate_only=validate_only, resume=resume)
     if expert_packing:
         options["expert_packing"] = expert_packing
     if expert_orientation:
         options["expert_orientation"] = expert_orientation
+    if base_digest:
+        options["base_digest"] = base_digest
     with session(context, as_json=as_json) as at, _progress_bar(at.output) as bar:
         task = bar.add_task(name, total=None)
 
@@ -67,9 +86,23 @@ def push(
         options["on_retry"] = _note_once(at.output)
         result = at.client.upload_adapter(directory, name, timeout_s=at.timeout_s, **options)
         bar.stop()
+        failure: LorikeetError | None = None
+        if probe_:
+            try:
+                probed = at.client.probe_adapter(result.revision.name, timeout_s=at.timeout_s)
+                result = replace(result, revision=replace(result.revision, probe=probed.probe))
+            except LorikeetError as error:  # the upload stands, and is told first
+                failure = error
         at.output.result(
-            result, lambda console: _show_upload(console, name, result, validate_only=validate_only)
+            result,
+            lambda console: _show_upload(
+                console, name, result, validate_only=validate_only, is_verbose=verbose
+            ),
         )
+        if failure is not None:
+            raise failure
+        if probe_:
+            _check_probe(at.output, result.revision)
 
 
 @app.command("list")
@@ -85,11 +118,38 @@ def list_(
 
 
 @app.command()
-def show(context: typer.Context, adapter: AdapterArgument, as_json: Json = False) -> None:
-    """Show an adapter, its revisions and what each was matched to."""
+def show(
+    context: typer.Context, adapter: AdapterArgument, verbose: Verbose = False, as_json: Json = False
+) -> None:
+    """Show an adapter, its revisions and what the one that was named was matched to."""
     with session(context, as_json=as_json) as at:
         found = at.client.get_adapter(adapter, timeout_s=at.timeout_s)
-        at.output.result(found, lambda console: _show_adapter(console, found))
+        at.output.result(found, lambda console: _show_adapter(console, found, is_verbose=verbose))
+
+
+@app.command()
+def report(
+    context: typer.Context, adapter: AdapterArgument, verbose: Verbose = False, as_json: Json = False
+) -> None:
+    """Show again what the upload of a revision reported: name, name@alias, or a revision's resource name."""
+    with session(context, as_json=as_json) as at:
+        found = at.client.get_adapter(adapter, timeout_s=at.timeout_s)
+        revision = next((r for r in found.revisions if r.report is not None), None)
+        if revision is None:
+            raise at.output.fail(
+                f"no report of {adapter} is kept any more: push it again, or see what a push would say with "
+                "--validate-only"
+            )
+        at.output.result(revision, lambda console: _show_report(console, revision, is_verbose=verbose))
+
+
+@app.command()
+def probe(context: typer.Context, adapter: AdapterArgument, as_json: Json = False) -> None:
+    """Compare an adapter with the base model on a node; fail if it changes nothing."""
+    with session(context, as_json=as_json) as at:
+        revision = at.client.probe_adapter(adapter, timeout_s=at.timeout_s)
+        at.output.result(revision, lambda console: show_probe(console, revision))
+        _check_probe(at.output, revision)
 
 
 @app.command()
@@ -158,6 +218,23 @@ def rm(context: typer.Context, adapter: AdapterArgument, etag: Etag = "", as_jso
         at.output.result({"deleted": adapter}, lambda console: console.print(f"deleted {adapter}"))
 
 
+def _check_probe(output: Output, revision: Revision) -> None:
+    """Who asked for proof, and scripts most of all, are to hear that there is none."""
+    if revision.probe is None or revision.probe.verdict is not ProbeVerdict.CHANGES:
+        found = probe_text(revision.probe) if revision.probe else "was not probed"
+        output.note(f"error: revision {short_digest(revision.digest)} {found}")
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _show_report(console: Console, revision: Revision, *, is_verbose: bool) -> None:
+    console.print(
+        f"{revision.name}: {revision.dtype}, max rank {revision.max_rank}, {size(revision.payload_bytes)}"
+    )
+    if revision.report:
+        show_report(console, revision.report, is_verbose=is_verbose)
+    show_probe(console, revision)
+
+
 def _set_pinned(context: typer.Context, adapter: str, *, pinned: bool, etag: str, as_json: bool) -> None:
     with session(context, as_json=as_json) as at:
         found = at.client.pin_adapter(adapter, pinned=pinned, etag=etag, timeout_s=at.timeout_s)
@@ -193,7 +270,9 @@ def _note_once(output: Output) -> Callable[[UnavailableError, float], None]:
     return note
 
 
-def _show_upload(console: Console, name: str, result: UploadResult, *, validate_only: bool) -> None:
+def _show_upload(
+    console: Console, name: str, result: UploadResult, *, validate_only: bool, is_verbose: bool
+) -> None:
     revision = result.revision
     done = (
         "is valid, nothing stored"
@@ -206,18 +285,14 @@ def _show_upload(console: Console, name: str, result: UploadResult, *, validate_
         f"{name} {done}: revision {short_digest(revision.digest)}, {revision.dtype}, "
         f"max rank {revision.max_rank}, {size(revision.payload_bytes)}"
     )
-    if report := revision.report:
-        console.print(report_table(report))
-        console.print(
-            f"{report.tensors_used} of {report.tensors_total} tensors used, "
-            f"{report.tensors_neutral} without effect"
-        )
-        for warning in report.warnings:
-            console.print(f"warning: {warning}")
+    if revision.report:
+        show_report(console, revision.report, is_verbose=is_verbose)
+    if not validate_only:
+        show_probe(console, revision)
 
 
 def _show_list(console: Console, adapters: list[Adapter]) -> None:
-    table = plain_table("adapter", "revision", "aliases", "state", "rank", "size", "pinned")
+    table = plain_table("adapter", "revision", "aliases", "state", "rank", "size", "pinned", "probe")
     for adapter in adapters:
         current = next((r for r in adapter.revisions if r.digest == adapter.current_digest), None)
         table.add_row(
@@ -228,13 +303,14 @@ def _show_list(console: Console, adapters: list[Adapter]) -> None:
             str(current.max_rank) if current else "",
             size(current.payload_bytes) if current else "",
             "yes" if adapter.pinned else "",
+            probe_word(current.probe if current else None),
         )
     console.print(
         table if adapters else "no adapters; `lorikeet adapters push DIR --name tenant/name` uploads one"
     )
 
 
-def _show_adapter(console: Console, adapter: Adapter) -> None:
+def _show_adapter(console: Console, adapter: Adapter, *, is_verbose: bool = False) -> None:
     console.print(
         f"{short_name(adapter.name)}  pinned: {'yes' if adapter.pinned else 'no'}  etag: {adapter.etag}"
     )
@@ -248,5 +324,7 @@ def _show_adapter(console: Console, adapter: Adapter) -> None:
         )
         if revision.failure:
             console.print(f"  failed: {revision.failure}")
+        if revision.probe:
+            show_probe(console, revision)
         if revision.report:
-            console.print(report_table(revision.report))
+            show_report(console, revision.report, is_verbose=is_verbose)

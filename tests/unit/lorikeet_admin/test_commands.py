@@ -1,52 +1,17 @@
 """Every command against the fake services: what it prints, its JSON, its exit code."""
 
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from lorikeet.inference.v1 import generation_pb2 as pb
-from lorikeet_admin.app import app
 from lorikeet_contract.status import StatusCode
-from tests.support.fake_services import TOKEN, FakeServices, fake_services, make_adapter, service_error
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def fakes() -> Generator[FakeServices]:
-    """The server."""
-    with fake_services() as running:
-        yield running
-
-
-@pytest.fixture
-def run(fakes: FakeServices) -> Run:
-    """Run a command line against it."""
-    env = {"LORIKEET_INFERENCE": fakes.address, "LORIKEET_MANAGER": fakes.address, "LORIKEET_TOKEN": TOKEN}
-
-    def invoke(*arguments: str, stdin: str = "", **extra: str) -> Result:
-        return CliRunner(env={**env, "COLUMNS": "200", **extra}).invoke(app, arguments, input=stdin)
-
-    return invoke
-
-
-@pytest.fixture
-def adapter_dir(tmp_path: Path) -> Path:
-    """A directory that looks like an adapter."""
-    (tmp_path / "adapter_config.json").write_text("{}")
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"w" * 3000)
-    return tmp_path
-
-
-def documents(result: Result) -> list[Any]:
-    """Stdout as JSON, a document a line; fails on anything else there."""
-    assert result.stdout, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
+from tests.support.command_line import Run, documents
+from tests.support.fake_services import FakeServices, make_adapter, service_error
 
 
 @pytest.mark.parametrize(
@@ -61,6 +26,8 @@ def documents(result: Result) -> list[Any]:
         (("adapters", "alias", "demo/a0", "beta", "--remove"), {"name", "aliases"}),
         (("adapters", "pin", "demo/a0"), {"name", "pinned"}),
         (("adapters", "unpin", "demo/a0"), {"name", "pinned"}),
+        (("adapters", "report", "demo/a0"), {"name", "digest", "report", "probe"}),
+        (("adapters", "probe", "demo/a0"), {"name", "digest", "probe"}),
         (("adapters", "load", "demo/a0"), {"placements"}),
         (("adapters", "unload", "demo/a0"), {"placements"}),
         (("adapters", "rm", "demo/a0"), {"deleted"}),

@@ -25,6 +25,7 @@ ALL_CALLS = [
     adapter_calls.set_alias("t/a", "prod", DIGEST, ""),
     adapter_calls.load_adapter("t/a", lk.ResidencyState.HOST),
     adapter_calls.unload_adapter("t/a"),
+    adapter_calls.probe_adapter("t/a"),
     adapter_calls.get_placement(""),
     tenant_calls.create_tenant("t", None, ""),
     tenant_calls.get_tenant("t"),
@@ -67,6 +68,21 @@ async def test_results_are_values(both: Any, fakes: FakeServices) -> None:
     assert adapter.name == "tenants/demo/adapters/a1"
     assert adapter.revisions[0].state is lk.RevisionState.READY
     assert adapter.revisions[0].report.sites[1].layer == 1
+    report = adapter.revisions[0].report
+    assert next((g.key, g.indices, g.role) for g in report.tensors) == (
+        "layers.*.q_proj.lora_A.weight",
+        ("0-1",),
+        lk.TensorRole.LORA_A,
+    )
+    assert (report.tensors[0].shape, report.tensors[0].scaling, report.file_bytes) == ((4, 8), "8/4", 1280)
+    assert [(c.site, c.layers, c.layers_without) for c in report.coverage] == [
+        ("q", "0-1", "2"),
+        ("router", "", "0-2"),
+    ]
+    assert adapter.revisions[0].probe is None
+    probe = (await both.call("probe_adapter", "demo/a0")).probe
+    assert (probe.verdict, probe.max_difference, probe.top1_changes) == (lk.ProbeVerdict.CHANGES, 1.25, 7)
+    assert (probe.positions, probe.node, probe.time.year) == (64, "n:1", 2023)
     assert adapter.create_time is None
     assert adapter.revisions[0].create_time.year == 2023
     (placement,) = await both.call("load_adapter", "demo/a0", lk.ResidencyState.HOST)

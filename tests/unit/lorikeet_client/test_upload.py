@@ -44,6 +44,7 @@ async def test_files_arrive_whole(both: Any, fakes: FakeServices, tmp_path: Path
         aliases=["prod"],
         validate_only=True,
         expert_packing=lk.ExpertPacking.EXPERT_MAJOR,
+        base_digest="b" * 64,
         expert_orientation=lk.ExpertOrientation.EXCHANGED,
     )
     assert result.created
@@ -51,6 +52,7 @@ async def test_files_arrive_whole(both: Any, fakes: FakeServices, tmp_path: Path
     assert fakes.adapters.chunk_sizes == [2, CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, 4]
     (header,) = fakes.adapters.headers
     assert (header.adapter, list(header.aliases), header.validate_only) == ("demo/a", ["prod"], True)
+    assert header.base_digest == "b" * 64
     assert header.expert_packing == adapter_pb2.EXPERT_PACKING_EXPERT_MAJOR
     assert header.expert_orientation == adapter_pb2.EXPERT_ORIENTATION_EXCHANGED
 
