@@ -21,6 +21,7 @@ from inference_service.metrics import NodeMetrics
 from inference_service.ports import Engine
 from inference_service.settings import Settings
 from inference_service.text.chat_template import ChatTemplate
+from inference_service.text.grammar_checker import GrammarChecker
 from inference_service.text.sampling_defaults import SamplingDefaults
 from inference_service.text.tokenizer import Tokenizer
 from lorikeet.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
@@ -87,6 +88,7 @@ class Node:
             max_message_bytes=settings.max_message_bytes,
             insecure_listen=settings.insecure_listen,
         )
+        self._grammars = GrammarChecker(settings.model_dir, engine.info.vocab_size, engine.info.eos_token_ids)
         self._add_servicers(catalog, text)
         self._tasks: list[asyncio.Task[None]] = []
         self._endpoint: MetricsEndpoint | None = None
@@ -133,6 +135,7 @@ class Node:
 
     async def _end(self) -> None:
         await end_tasks(self._tasks)
+        await self._grammars.close()
         if self._endpoint:
             await asyncio.to_thread(self._endpoint.close)
 
@@ -152,7 +155,9 @@ class Node:
     def _add_servicers(self, catalog: Catalog, text: TextModel) -> None:
         settings, engine = self._settings, self._engine
         encoder = PromptEncoder(text.tokenizer, text.template, engine.info.limits.max_context_tokens)
-        generation = GenerationService(engine, encoder, catalog, self._events, self._metrics.requests)
+        generation = GenerationService(
+            engine, encoder, catalog, self._events, self._metrics.requests, self._grammars
+        )
         residency = ResidencyService(engine, catalog, self._events, self._stop_accepting)
         intake = AdapterIntake(engine, str(settings.cache_dir), settings.disk_cache_bytes)
         inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(

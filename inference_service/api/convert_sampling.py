@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from inference_service.api.convert_constraint import read_constraint
 from inference_service.api.field_errors import check_ids_known, limit_error, refuse
 from inference_service.api.generation_request import RequestRules, SamplingRequest
 from inference_service.domain.sampling import SamplingParams
@@ -36,7 +37,10 @@ def read_sampling(message: generation_pb2.SamplingParams, rules: RequestRules) -
     if max_tokens == 0:
         refuse("sampling.max_tokens", "0", "ask for at least 1 token, or leave the field out")
     stop_ids = _stop_token_ids(message.stop_token_ids, rules.info.vocab_size)
-    eos_ids = () if message.ignore_eos else rules.info.eos_token_ids
+    constraint = read_constraint(message)
+    # A complete answer has nothing but its end to choose, and so ends; see StructuredOutput.ends_late.
+    ignores_eos = message.ignore_eos and constraint is None
+    eos_ids = () if ignores_eos else rules.info.eos_token_ids
     top_k = message.top_k if message.HasField("top_k") else defaults.top_k
     skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
     top = min(limits.max_top_logprobs, rules.info.vocab_size)
@@ -72,6 +76,8 @@ def read_sampling(message: generation_pb2.SamplingParams, rules: RequestRules) -
         seed=_optional(message, "seed"),
         num_samples=_num_samples(message, limits.max_samples),
         bad_words=_bad_words(message.bad_words),
+        constraint=constraint,
+        ends_late=message.ignore_eos,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from inference_service.domain.engine import EngineInfo
 from inference_service.domain.errors import LimitExceededError
 from inference_service.domain.sampling import SamplingParams
+from inference_service.domain.structured_output import Constraint
 from inference_service.text.chat_template import ChatTurn
 from inference_service.text.sampling_defaults import SamplingDefaults
 
@@ -62,7 +63,8 @@ class SamplingRequest:
 
     `params.max_tokens` and `params.seed` count only where `max_tokens` and `seed` are None: the first is then
     the most that the model's defaults allow, the second is drawn. `bad_words` are text still. `num_samples`
-    answers are wanted.
+    answers are wanted. `constraint` is what the answer must look like, not compiled yet; with `ends_late` it
+    ends only where nothing else may come.
     """
 
     params: SamplingParams
@@ -70,6 +72,8 @@ class SamplingRequest:
     seed: int | None = None
     bad_words: tuple[str, ...] = ()
     num_samples: int = 1
+    constraint: Constraint | None = None
+    ends_late: bool = False
 
     def resolve(
         self,

@@ -5,6 +5,7 @@ holds back only its own stream (the engine's client merges, and beyond a bound r
 """
 
 import asyncio
+import dataclasses
 import secrets
 import time
 import uuid
@@ -16,6 +17,8 @@ from typing import Any
 import structlog
 
 from inference_service.api.catalog import Catalog
+from inference_service.api.convert_constraint import shown
+from inference_service.api.field_errors import refuse
 from inference_service.api.generation_piece import (
     MAX_REPLY_BYTES,
     GenerationFinish,
@@ -39,10 +42,16 @@ from inference_service.api.reply_limits import (
 )
 from inference_service.api.running_requests import RunningRequests
 from inference_service.api.token_clock import TokenClock
-from inference_service.domain.errors import DeadlineError
+from inference_service.domain.errors import DeadlineError, GrammarsMissingError
 from inference_service.domain.request import EngineRequest, FinishReason
 from inference_service.domain.sampling import SamplingParams
+from inference_service.domain.structured_output import (
+    GrammarRefusedError,
+    GrammarsUnavailableError,
+    StructuredOutput,
+)
 from inference_service.ports import Engine, TokenObserver
+from inference_service.text.grammar_checker import GrammarChecker
 from lorikeet_rpc.interceptors import Principal, request_facts
 
 log = structlog.get_logger()
@@ -74,12 +83,14 @@ class GenerationService:
         catalog: Catalog,
         events: NodeEvents,
         tokens: TokenObserver,
+        grammars: GrammarChecker,
     ) -> None:
         self._engine = engine
         self._encoder = encoder
         self._catalog = catalog
         self._events = events
         self._tokens = tokens
+        self._grammars = grammars
         self._running = RunningRequests()
 
     async def stream(
@@ -167,6 +178,8 @@ class GenerationService:
         bad_words = await self._encoder.bad_words(request.sampling.bad_words)
         sampling = request.sampling.resolve(len(ids), context, secrets.randbits(64), bad_words)
         check_prompt_logprobs(request, len(ids))
+        if (output := await self._structured_output(request, principal)) is not None:
+            sampling = dataclasses.replace(sampling, structured_output=output)
         if deadline_s is not None and deadline_s <= time.monotonic():
             raise DeadlineError("the deadline passed before the request was accepted")
         request_id = request.request_id or uuid.uuid4().hex
@@ -189,6 +202,21 @@ class GenerationService:
             clock,
             facts,
         )
+
+    async def _structured_output(
+        self, request: GenerationRequest, principal: Principal
+    ) -> StructuredOutput | None:
+        constraint = request.sampling.constraint
+        if constraint is None:
+            return None
+        field, value = shown(constraint)
+        try:
+            grammar = await self._grammars.check(constraint, principal.tenant)
+        except GrammarRefusedError as error:
+            refuse(field, value, str(error))
+        except GrammarsUnavailableError as error:
+            raise GrammarsMissingError(f"{field}: {error}", metadata={"field": field}) from error
+        return StructuredOutput(grammar, ends_late=request.sampling.ends_late)
 
     async def _run(self, accepted: _Accepted, engine_id: str) -> AsyncGenerator[GenerationPiece]:
         """Engine outputs to pieces; makes sure that the engine stops when the client does."""

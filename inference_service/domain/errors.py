@@ -12,6 +12,8 @@ ServiceError (lorikeet_contract)
 ├── SlowClientError          RESOURCE_EXHAUSTED   SLOW_CLIENT
 ├── DuplicateRequestError    ALREADY_EXISTS       DUPLICATE_REQUEST
 ├── NotFiniteError           FAILED_PRECONDITION  LOGITS_NOT_FINITE      weights overflow the compute dtype
+├── GrammarFailedError       FAILED_PRECONDITION  GRAMMAR_FAILED         structured output cannot go on
+├── GrammarsMissingError     FAILED_PRECONDITION  GRAMMARS_UNAVAILABLE   no structured output on this node
 ├── DeadlineError            DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
 ├── NotReadyError            UNAVAILABLE          NOT_READY              with retry_after_s
 ├── DrainingError            UNAVAILABLE          DRAINING               with retry_after_s
@@ -101,6 +103,20 @@ class NotFiniteError(ServiceError):
 
     code = StatusCode.FAILED_PRECONDITION
     reason = "LOGITS_NOT_FINITE"
+
+
+class GrammarFailedError(ServiceError):
+    """Structured output came to where no token may come, or where following it takes too much work."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "GRAMMAR_FAILED"
+
+
+class GrammarsMissingError(ServiceError):
+    """The node lacks llguidance, or the model's tokenizer is one that it cannot serve."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "GRAMMARS_UNAVAILABLE"
 
 
 class DeadlineError(ServiceError):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from inference_service.domain.structured_output import StructuredOutput
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -13,7 +15,8 @@ class SamplingParams:
 
     Logits become a choice in this order, which is vLLM's: `bad_words` and `held_back_token_ids` (these until
     `min_tokens` are out) are masked, `logit_bias` is added, then come the penalties (`repetition_penalty`
-    over prompt and output, the others over the output), temperature, `min_p`, `top_k`, `top_p`.
+    over prompt and output, the others over the output), the mask of `structured_output`, temperature,
+    `min_p`, `top_k`, `top_p`.
     """
 
     max_tokens: int
@@ -35,6 +38,7 @@ class SamplingParams:
     min_tokens: int = 0
     held_back_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    structured_output: StructuredOutput | None = None
 
     @property
     def has_penalties(self) -> bool:
@@ -44,9 +48,15 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """Whether logits are changed before temperature; else the model's own are sampled as they are."""
-        return bool(self.has_penalties or self.logit_bias or self.min_tokens or self.bad_words)
+        return bool(
+            self.has_penalties
+            or self.logit_bias
+            or self.min_tokens
+            or self.bad_words
+            or self.structured_output is not None
+        )
 
     @property
     def waits_for_tokens(self) -> bool:
         """Whether the host must know all tokens so far to say how the next one's logits change."""
-        return any(len(word) > 1 for word in self.bad_words)
+        return self.structured_output is not None or any(len(word) > 1 for word in self.bad_words)

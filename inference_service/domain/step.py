@@ -62,14 +62,16 @@ class SampledRequest:
     """What a step made of one request.
 
     `token_ids` is empty while the prompt is not all computed; a negative id says that the logits were not
-    finite and there is no token. `prompt_logprobs` covers the prompt positions
-    that this step predicted: position num_computed_tokens + 1 onwards.
+    finite and there is no token. `prompt_logprobs` covers the prompt positions that this step predicted:
+    position num_computed_tokens + 1 onwards. `failure` says why the request cannot go on (structured output);
+    what else is here then counts for nothing.
     """
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

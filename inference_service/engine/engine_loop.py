@@ -10,10 +10,12 @@ import structlog
 from inference_service.domain.adapter import ResidentAdapter
 from inference_service.domain.engine import EngineStatus
 from inference_service.domain.engine_report import EngineReport
+from inference_service.domain.errors import GrammarFailedError
 from inference_service.domain.step import SchedulerOutput
 from inference_service.engine.channel import EngineSide
 from inference_service.engine.failures import to_failure
 from inference_service.engine.garbage import StepCollector
+from inference_service.engine.grammar_gate import GrammarGate
 from inference_service.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -64,6 +66,7 @@ class EngineLoop:
         *,
         overlaps: bool,
         collector: StepCollector,
+        grammars: GrammarGate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
@@ -75,6 +78,7 @@ class EngineLoop:
         self._lifeline_fd = lifeline_fd
         self._clock = clock
         self._collector = collector
+        self._grammars = grammars
         self._is_ending = False
         self._pipeline = StepPipeline(
             scheduler, backend.runner, overlaps=overlaps, on_step=self._log_step, clock=clock
@@ -88,6 +92,7 @@ class EngineLoop:
     def _turn(self) -> None:
         for message in self._side.receive():
             self._handle(message)
+        self._take_compiled()
         self._residency.poll(self._clock())
         has_moved = self._pipeline.turn()
         self._send_news()
@@ -96,6 +101,13 @@ class EngineLoop:
         elif not self._is_ending:
             self._collector.while_idle()
             self._sleep()
+
+    def _take_compiled(self) -> None:
+        for request, refusal in self._grammars.take_ready():
+            if refusal:
+                self._scheduler.refuse(request, GrammarFailedError(refusal))
+            else:
+                self._scheduler.add(request, self._clock())
 
     def _log_step(self, step: SchedulerOutput) -> None:
         if log.is_enabled_for(logging.DEBUG):  # what it takes to say it is done for nobody else
@@ -124,8 +136,13 @@ class EngineLoop:
     def _handle(self, message: ToEngine) -> None:
         match message:
             case AddRequest(request):
-                self._scheduler.add(request, self._clock())
+                if request.sampling.structured_output is None:
+                    self._scheduler.add(request, self._clock())
+                else:
+                    self._grammars.add(request)
             case AbortRequest(request_id):
+                if (request := self._grammars.withdraw(request_id)) is not None:
+                    self._scheduler.add(request, self._clock())
                 self._scheduler.abort(request_id, self._clock())
             case SetDesired(call_id, desired, store_url):
                 self._source.set_store_url(store_url)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -20,6 +21,7 @@ from inference_service.engine.channel import Endpoints, EngineSide
 from inference_service.engine.config import EngineConfig
 from inference_service.engine.engine_loop import EngineLoop
 from inference_service.engine.garbage import StepCollector
+from inference_service.engine.grammar_gate import GrammarGate
 from inference_service.engine.launch import Launch
 from inference_service.engine.messages import EngineFailed, Ready
 from inference_service.engine.payload_cache import PayloadCache
@@ -118,8 +120,18 @@ def build_loop(
         residency,
     )
     overlaps = backend.runner.is_asynchronous if config.overlap is None else config.overlap
+    facts = backend.info
     return EngineLoop(
-        backend, scheduler, residency, source, side, waker, _STDIN, overlaps=overlaps, collector=collector
+        backend,
+        scheduler,
+        residency,
+        source,
+        side,
+        waker,
+        _STDIN,
+        overlaps=overlaps,
+        collector=collector,
+        grammars=GrammarGate(Path(config.model_dir), facts.vocab_size, facts.eos_token_ids, waker.wake),
     )
 
 

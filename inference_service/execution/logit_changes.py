@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from inference_service.execution.device_copy import to_device
 from inference_service.execution.request_table import RequestState, RequestTable
+from inference_service.execution.token_masks import TokenMasks
 from lorikeet_kernels.penalties import IN_OUTPUT, IN_PROMPT, Penalties, penalize
+from lorikeet_kernels.token_bitmask import token_bitmask
 
 _MASK = float("-inf")
 
@@ -24,6 +26,7 @@ class LogitChanges:
     def __init__(self, table: RequestTable) -> None:
         self._table = table
         self._counts: torch.Tensor | None = None
+        self._masks = TokenMasks(table, self._masked)
 
     def apply(self, logits: torch.Tensor, states: Sequence[RequestState]) -> torch.Tensor:
         """The logits to sample from: `logits` themselves where no request changes any, else float32 of them.
@@ -33,12 +36,16 @@ class LogitChanges:
         changed = [row for row, state in enumerate(states) if state.changes_logits]
         if not changed:
             return logits
+        # First, since a complete answer ends whatever min_tokens says.
+        masks = self._masks.compute(states, logits)
         scores = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         self._add_biases(scores, states, changed)
         penalised = [row for row in changed if states[row].sampling.has_penalties]
         if penalised:
             counts = self._filled_counts(logits, [states[row] for row in penalised])
             penalize(scores, _penalties(counts, penalised, states))
+        if masks is not None:
+            token_bitmask(scores, *masks)
         return scores
 
     def count(self, chosen: torch.Tensor, states: Sequence[RequestState]) -> None:
@@ -73,7 +80,8 @@ class LogitChanges:
     def _masked(self, state: RequestState) -> list[int]:
         """Tokens that may not come next."""
         sampling, num_output = state.sampling, state.num_output_tokens
-        masked = list(sampling.held_back_token_ids) if num_output < sampling.min_tokens else []
+        is_held = num_output < sampling.min_tokens and not state.is_complete
+        masked = list(sampling.held_back_token_ids) if is_held else []
         if sampling.bad_words:
             longest = min(num_output, max(map(len, sampling.bad_words)) - 1)
             tokens = self._table.tokens[state.row, state.num_tokens - longest : state.num_tokens].tolist()

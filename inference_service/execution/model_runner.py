@@ -35,6 +35,7 @@ class _Launched:
     prompt_logprobs: list[tuple[list[int], LogprobsOnTheWay]]  # indices of requests, and what is theirs
     sampled: SampledOnTheWay | None = None
     positions: list[int] = field(default_factory=list[int])  # of the sampled tokens
+    failures: list[str] = field(default_factory=list[str])  # of the requests that were sampled, mostly ""
     done: torch.cuda.Event | None = None  # None on a CPU, where a launch is the work
 
 
@@ -42,13 +43,18 @@ class BatchModelRunner:
     """The model runner of one device. One caller: the engine loop."""
 
     def __init__(
-        self, forward: ForwardPass, graphs: DecodeGraphs, table: RequestTable, builder: BatchBuilder
+        self,
+        forward: ForwardPass,
+        graphs: DecodeGraphs,
+        table: RequestTable,
+        builder: BatchBuilder,
+        sampler: TokenSampler,
     ) -> None:
         self._forward = forward
         self._graphs = graphs
         self._table = table
         self._builder = builder
-        self._sampler = TokenSampler(table)
+        self._sampler = sampler
         self._launched: deque[_Launched] = deque()
         self.is_asynchronous = forward.sampled.is_cuda
 
@@ -116,6 +122,7 @@ class BatchModelRunner:
             launched.logits = None
             self._forward.sampled.index_copy_(0, batch.inputs.places, launched.sampled.tokens)
             launched.positions = [state.num_tokens for state in states]
+            launched.failures = [state.failure for state in states]
             for state in states:
                 self._table.expect(state)
         if self._forward.sampled.is_cuda:
@@ -174,12 +181,18 @@ def _output(
         index: ((token_id,), () if logprob is None else (logprob,))
         for index, token_id, logprob in zip(launched.batch.samplers, token_ids, logprobs, strict=True)
     }
+    failures = dict(zip(launched.batch.samplers, launched.failures, strict=True))
     prompt: dict[int, list[TokenLogprobs]] = {}
     for indices, on_the_way in launched.prompt_logprobs:
         for index, entry in zip(indices, on_the_way.read(), strict=True):
             prompt.setdefault(index, []).append(entry)
     results = (
-        SampledRequest(share.request_id, *sampled.get(index, ((), ())), tuple(prompt.get(index, ())))
+        SampledRequest(
+            share.request_id,
+            *sampled.get(index, ((), ())),
+            tuple(prompt.get(index, ())),
+            failures.get(index, ""),
+        )
         for index, share in enumerate(scheduled)
     )
     return ModelRunnerOutput(launched.step.step, tuple(results))

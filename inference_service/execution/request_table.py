@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from inference_service.domain.sampling import SamplingParams
 from inference_service.domain.step import NewRequest, ScheduledRequest
+from inference_service.domain.structured_output import TokenMatcher
 
 _NO_BIAS = (np.empty(0, np.int64), np.empty(0, np.float32))
 
@@ -31,6 +32,11 @@ class RequestState:
     bias: tuple[NDArray[np.int64], NDArray[np.float32]] = _NO_BIAS
     waits_for_tokens: bool = False
     is_gone: bool = False
+    # Structured output: the matcher has seen the first `num_matched` tokens; see token_masks.
+    matcher: TokenMatcher | None = None
+    num_matched: int = 0
+    is_complete: bool = False
+    failure: str = ""
 
     @property
     def num_output_tokens(self) -> int:
@@ -84,6 +90,7 @@ class RequestTable:
             row, new.slot, sampling, new.num_prompt_tokens, len(new.token_ids), len(new.block_ids),
             changes_logits=sampling.changes_logits, bias=_bias(sampling),
             waits_for_tokens=sampling.waits_for_tokens,
+            matcher=_matcher(sampling), num_matched=new.num_prompt_tokens,
         )  # fmt: skip
 
     def remove(self, request_id: str) -> None:
@@ -122,6 +129,14 @@ class RequestTable:
 def signed_seed(seed: int) -> int:
     """A seed's 64 bits, whatever its sign, as the int64 that torch computes with."""
     return ((seed + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+
+
+def _matcher(sampling: SamplingParams) -> TokenMatcher | None:
+    """A matcher of the request's own, at the grammar's beginning."""
+    if (output := sampling.structured_output) is None:
+        return None
+    assert output.matcher is not None, "the engine compiles a grammar before its request is scheduled"
+    return output.matcher.fork()
 
 
 def _bias(sampling: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inference_service.domain.engine_report import AdapterUse
-from inference_service.domain.errors import NotFiniteError
+from inference_service.domain.errors import GrammarFailedError, NotFiniteError
 from inference_service.domain.request import EngineRequest, FinishReason, RequestFinish, RequestOutput
 from inference_service.domain.step import ModelRunnerOutput, NewRequest, ScheduledRequest, SchedulerOutput
 from inference_service.domain.tenant import TenantShare
@@ -66,7 +66,7 @@ class Scheduler:
         try:
             check_admission(request, self._table, self._config)
         except ServiceError as error:
-            self._refuse(request, error)
+            self.refuse(request, error)
             return
         size = self._config.block_tokens
         num_shared = (len(request.prompt_token_ids) - 1) // size * size
@@ -129,6 +129,10 @@ class Scheduler:
             state = self._table.get(scheduled.request_id)
             # Ended or preempted since it was scheduled: the result belongs to nobody.
             if state is None or state.phase is not RequestPhase.RUNNING or state.first_step > step.step:
+                continue
+            if result.failure:
+                error = (GrammarFailedError.reason, result.failure)
+                self._table.finish(state, FinishReason.FAILED, now_s, error=error)
                 continue
             if any(token_id < 0 for token_id in result.token_ids):
                 error = (NotFiniteError.reason, _NOT_FINITE)
@@ -286,7 +290,8 @@ class Scheduler:
             state.adapter_wait_since_s = now_s
         return standing.can_lease
 
-    def _refuse(self, request: EngineRequest, error: ServiceError) -> None:
+    def refuse(self, request: EngineRequest, error: ServiceError) -> None:
+        """End a request that was never taken in; its only output says why."""
         finish = RequestFinish(
             reason=FinishReason.FAILED,
             prompt_tokens=len(request.prompt_token_ids),

@@ -59,6 +59,10 @@ class Tokenizer:
                 "AutoTokenizer.from_pretrained(...).save_pretrained(...) writes"
             ) from error
 
+    def to_json(self) -> str:
+        """The tokenizer.json as it is used here: without truncation and padding."""
+        return self._tokenizer.to_str()
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Special tokens written out in it become those tokens, as everywhere else.
 

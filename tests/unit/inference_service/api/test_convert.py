@@ -121,7 +121,7 @@ _SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "seed", "max_tokens", "ignore_eos", "stop_strings", "stop_token_ids",
     "include_stop_string", "logprobs", "prompt_logprobs", "skip_special_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "logit_bias", "min_tokens",
-    "bad_words", "n",
+    "bad_words", "n", "structured_output",  # the last: test_convert_constraint.py
 )  # fmt: skip
 
 

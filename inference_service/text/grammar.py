@@ -1,0 +1,228 @@
+"""Grammars by llguidance: constraints to grammars, grammars to matchers.
+
+llguidance is imported on first use: a node without it serves everything else. Nothing here bounds the time of
+a compilation that is far too large (multiples of a large number, for one): grammar_checker does, in a process
+of its own; what it let through is compiled here again at the same cost.
+"""
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_service.domain.structured_output import (
+    Constraint,
+    ConstraintKind,
+    GrammarRefusedError,
+    GrammarsUnavailableError,
+    TokenMatcher,
+)
+from inference_service.text.tokenizer import Tokenizer
+
+# llguidance's defaults, but for these two. Fuel bounds an expression's size: with the default of a million
+# one step of a hostile grammar took 1.2 s and 240 MiB, with this 0.2 s and 50; an enum of 10,000 texts
+# passes.
+_INITIAL_LEXER_FUEL = 200_000
+# About 2 KiB each, per request.
+_MAX_LEXER_STATES = 50_000
+_MAX_ERROR_CHARACTERS = 500
+# llguidance marks its special tokens, of which it gives no bytes, with this first byte.
+_NO_TEXT = b"\xff"
+
+
+def missing_library() -> str:
+    """Why this node cannot do structured output, or ""."""
+    if importlib.util.find_spec("llguidance") is None:
+        return "structured output needs the package llguidance, which is not installed on this node"
+    return ""
+
+
+def serialized_grammar(constraint: Constraint) -> str:
+    """Write a constraint in llguidance's own form; checks no more than that JSON is JSON.
+
+    Raises:
+        GrammarRefusedError: it has no such form.
+    """
+    from llguidance import LLMatcher  # noqa: PLC0415 (see the module's docstring)
+
+    # Each as an entry of llguidance's list of grammars: a bare text that begins like a list would be read as
+    # one.
+    try:
+        match constraint.kind:
+            case ConstraintKind.JSON_SCHEMA | ConstraintKind.JSON_OBJECT:
+                is_object = constraint.kind is ConstraintKind.JSON_OBJECT
+                schema = '{"type": "object"}' if is_object else constraint.text
+                return LLMatcher.grammar_from_json_schema(
+                    schema, overrides=None if constraint.allows_whitespace else {"whitespace_flexible": False}
+                )
+            case ConstraintKind.REGEX:
+                return LLMatcher.grammar_from_regex(constraint.text)
+            case ConstraintKind.GRAMMAR:
+                return _of_lark(constraint.text)
+            case ConstraintKind.CHOICE:
+                return _of_lark("start: TEXT\nTEXT: " + " | ".join(map(_quoted, constraint.choices)))
+    except ValueError as error:
+        raise GrammarRefusedError(shown(str(error))) from error
+
+
+class GrammarCompiler:
+    """Compiles for one model. Any thread."""
+
+    def __init__(self, model_dir: Path, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+        """Read the tokenizer as llguidance sees it; a second for 200,000 tokens.
+
+        Raises:
+            GrammarsUnavailableError: there is no llguidance here, or no way from its tokens to the model's.
+        """
+        if reason := missing_library():
+            raise GrammarsUnavailableError(reason)
+        if not end_token_ids:
+            raise GrammarsUnavailableError(
+                "structured output needs an end-of-sequence token, and the model's configuration names none"
+            )
+        from llguidance import LLExecutor, LLParserLimits, LLTokenizer  # noqa: PLC0415
+
+        tokenizer = Tokenizer.from_directory(model_dir)
+        try:
+            self._tokenizer = LLTokenizer(
+                tokenizer.to_json(),
+                n_vocab=max(vocab_size, tokenizer.vocab_size),
+                eos_token=list(end_token_ids),
+            )
+        except ValueError as error:
+            raise GrammarsUnavailableError(
+                f"structured output is not there for this model: llguidance cannot read its tokenizer.json: "
+                f"{shown(str(error))}"
+            ) from error
+        _check_bytes(tokenizer, self._tokenizer)
+        self._limits = LLParserLimits(
+            initial_lexer_fuel=_INITIAL_LEXER_FUEL, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+        )
+        self._executor = LLExecutor()
+        self._known = _known_tokens(tokenizer, vocab_size, self._tokenizer.vocab_size)
+        self._num_words = -(-vocab_size // 32)
+        self._end_token_ids = tuple(end_token_ids)
+
+    def compile(self, grammar: str) -> "Matcher":
+        """A matcher at the grammar's beginning, where at least one token may come.
+
+        Raises:
+            GrammarRefusedError: the grammar is invalid, too large, or no answer satisfies it.
+        """
+        from llguidance import LLMatcher  # noqa: PLC0415
+
+        inner = LLMatcher(self._tokenizer, grammar, limits=self._limits, log_level=0)
+        matcher = Matcher(inner, self._executor, self._known, self._num_words, self._end_token_ids)
+        if error := matcher.error():
+            raise GrammarRefusedError(error)
+        first = np.zeros((1, self._num_words), np.int32)
+        trial = matcher.fork()
+        trial.fill_masks((trial,), first)
+        if error := trial.error():
+            raise GrammarRefusedError("no answer satisfies it" if error.startswith("NoExtension") else error)
+        if not first.any():
+            raise GrammarRefusedError("no token of the model's vocabulary can begin such an answer")
+        return matcher
+
+
+class Matcher:
+    """Implements domain.structured_output.TokenMatcher."""
+
+    def __init__(
+        self,
+        inner: Any,
+        executor: Any,
+        known: NDArray[np.int32],
+        num_words: int,
+        end_token_ids: tuple[int, ...],
+    ) -> None:
+        self.inner = inner
+        self._executor = executor
+        self._known = known
+        self._num_words = num_words
+        self._end_token_ids = end_token_ids
+        self._is_over = False
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """See TokenMatcher."""
+        return self._end_token_ids
+
+    def fork(self) -> "Matcher":
+        """See TokenMatcher."""
+        copy = Matcher(
+            self.inner.deep_copy(), self._executor, self._known, self._num_words, self._end_token_ids
+        )
+        copy._is_over = self._is_over
+        return copy
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """See TokenMatcher."""
+        for token_id in token_ids:
+            if self._is_over or self.inner.is_error():
+                return
+            # An end-of-sequence token ends the request, wherever the grammar may have it.
+            self._is_over = token_id in self._end_token_ids
+            self.inner.consume_token(token_id)
+
+    def fill_masks(self, matchers: Sequence[TokenMatcher], out: NDArray[np.int32]) -> None:
+        """See TokenMatcher."""
+        rows = [matcher for matcher in matchers if isinstance(matcher, Matcher)]
+        assert len(rows) == len(matchers)
+        assert out.shape == (len(rows), self._num_words)
+        num_words = len(self._known)
+        # llguidance writes whole rows of its own width, which is larger where the tokenizer is.
+        filled = out if num_words == self._num_words else np.empty((len(rows), num_words), np.int32)
+        if len(rows) == 1:
+            rows[0].inner.unsafe_compute_mask_ptr(filled.ctypes.data, 4 * num_words)
+        else:
+            pairs = [(matcher.inner, row) for row, matcher in enumerate(rows)]
+            self._executor.unsafe_compute_mask_ptr(pairs, filled.ctypes.data, 4 * num_words, len(rows))
+        np.bitwise_and(filled[:, : self._num_words], self._known[: self._num_words], out=out)
+        for row, matcher in enumerate(rows):
+            if matcher.inner.is_error():  # where llguidance would allow the end
+                out[row] = 0
+
+    def error(self) -> str:
+        """See TokenMatcher."""
+        return shown(self.inner.get_error())
+
+
+def shown(message: str) -> str:
+    """Bring llguidance's words on one line, as many as a client reads."""
+    line = " ".join(message.replace("<non-verbose/>", "").split())
+    return line if len(line) <= _MAX_ERROR_CHARACTERS else line[: _MAX_ERROR_CHARACTERS - 3] + "..."
+
+
+def _of_lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _check_bytes(tokenizer: Tokenizer, other: Any) -> None:
+    """Every token must be the same text to both, or a valid answer would be another text to the client."""
+    for token_id in range(tokenizer.vocab_size):
+        own = tokenizer.token_bytes(token_id)
+        if own.startswith(_NO_TEXT) or not own:
+            continue
+        its = other.decode_bytes([token_id])
+        if its != own:
+            raise GrammarsUnavailableError(
+                "structured output is not there for this model: llguidance reads token "
+                f"{token_id} of its tokenizer.json as {its!r}, this server as {own!r}"
+            )
+
+
+def _known_tokens(tokenizer: Tokenizer, vocab_size: int, num_tokens: int) -> NDArray[np.int32]:
+    """A bit for each token that the tokenizer has and the model can choose: not for padding rows."""
+    known = np.zeros(-(-num_tokens // 32) * 32, np.uint8)
+    for token_id in range(min(tokenizer.vocab_size, vocab_size)):
+        known[token_id] = bool(tokenizer.token_bytes(token_id))
+    return np.packbits(known, bitorder="little").view(np.int32)

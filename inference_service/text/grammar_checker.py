@@ -1,0 +1,167 @@
+"""Checks constraints before their requests are accepted, in a process of its own.
+
+A thread that compiles a hostile schema can be neither stopped nor kept from taking memory, and an abort in
+native code would end the node. The process starts with the first constraint and goes with the node. One
+constraint is compiled at a time, and one tenant has one of them in hand or in front of the others: what a
+tenant's constraints take, others wait for once at most. What was checked is remembered.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from inference_service.domain.errors import QueueFullError
+from inference_service.domain.structured_output import (
+    Constraint,
+    GrammarRefusedError,
+    GrammarsUnavailableError,
+)
+from inference_service.text.grammar import missing_library
+from inference_service.text.grammar_process import CPU_LIMIT_S, Answer, Launch
+
+_MAX_REMEMBERED = 256
+_MAX_WAITING_OF_TENANT = 256
+# Far beyond what the limit of processor time allows, on whatever machine.
+_LONGEST_S = 120.0
+
+log = structlog.get_logger()
+
+
+class GrammarChecker:
+    """One a node, for its event loop."""
+
+    def __init__(self, model_dir: Path, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+        self._launch = Launch(str(model_dir.resolve()), vocab_size, tuple(end_token_ids))
+        self._process: asyncio.subprocess.Process | None = None
+        self._remembered: OrderedDict[bytes, Answer] = OrderedDict()
+        self._turn = asyncio.Lock()
+        self._tenants: dict[str, asyncio.Lock] = {}
+        self._num_waiting: Counter[str] = Counter()
+        self._checks: set[asyncio.Task[Answer]] = set()
+
+    async def check(self, constraint: Constraint, tenant: str) -> str:
+        """The grammar of a constraint, as `StructuredOutput.grammar`.
+
+        Raises:
+            GrammarRefusedError: it is invalid or takes too much.
+            GrammarsUnavailableError: this node or its model cannot do structured output.
+            QueueFullError: too many of the tenant's constraints wait already.
+        """
+        key = hashlib.sha256(msgspec.json.encode(constraint)).digest()
+        answer = self._remembered.get(key)
+        if answer is None:
+            if reason := missing_library():
+                raise GrammarsUnavailableError(reason)
+            # A caller that leaves does not stop the process in its work: the next would wait for another.
+            check = asyncio.ensure_future(self._check(key, constraint, tenant))
+            self._checks.add(check)
+            check.add_done_callback(self._checks.discard)
+            answer = await asyncio.shield(check)
+        else:
+            self._remembered.move_to_end(key)
+        if answer.refusal:
+            raise GrammarRefusedError(answer.refusal)
+        return answer.grammar
+
+    async def close(self) -> None:
+        """End the process."""
+        for check in tuple(self._checks):
+            check.cancel()
+        await asyncio.gather(*self._checks, return_exceptions=True)
+        await self._end()
+
+    async def _check(self, key: bytes, constraint: Constraint, tenant: str) -> Answer:
+        if self._num_waiting[tenant] >= _MAX_WAITING_OF_TENANT:
+            raise QueueFullError(
+                f"{_MAX_WAITING_OF_TENANT} constraints of this tenant wait to be compiled", retry_after_s=1.0
+            )
+        self._num_waiting[tenant] += 1
+        try:
+            async with self._tenants.setdefault(tenant, asyncio.Lock()), self._turn:
+                answer = self._remembered.get(key) or await self._ask(constraint)
+                self._remembered[key] = answer
+                if len(self._remembered) > _MAX_REMEMBERED:
+                    self._remembered.popitem(last=False)
+                return answer
+        finally:
+            self._num_waiting[tenant] -= 1
+            if not self._num_waiting[tenant]:
+                del self._num_waiting[tenant], self._tenants[tenant]
+
+    async def _ask(self, constraint: Constraint) -> Answer:
+        process = self._process or await self._start()
+        assert process.stdin is not None
+        body = msgspec.json.encode(constraint)
+        try:
+            async with asyncio.timeout(_LONGEST_S):
+                process.stdin.write(len(body).to_bytes(4, "little") + body)
+                await process.stdin.drain()
+                return await _answer(process)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            status = await self._end()
+            log.warning("grammar.check_ended", exit_status=status, kind=constraint.kind.value)
+            if status in {-signal.SIGXCPU, -signal.SIGKILL}:
+                return Answer(refusal=f"compiling it takes more than {CPU_LIMIT_S} s")
+            return Answer(refusal="compiling it takes too much memory")
+        except BaseException:
+            await self._end()
+            raise
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "inference_service.text.grammar_process",
+            msgspec.json.encode(self._launch).decode(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # Its last words would be a backtrace of native code in the midst of our log lines.
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        try:
+            ready = await _answer(process)
+        except asyncio.IncompleteReadError as error:
+            status = await self._end()
+            raise GrammarsUnavailableError(
+                f"structured output is not there: the process that checks grammars ended with status {status}"
+            ) from error
+        except BaseException:
+            await self._end()
+            raise
+        if ready.refusal:
+            await self._end()
+            raise GrammarsUnavailableError(ready.refusal)
+        return process
+
+    async def _end(self) -> int:
+        """Make an end of the process, whatever it does; its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(1.0):
+                return await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            return await process.wait()
+
+
+async def _answer(process: asyncio.subprocess.Process) -> Answer:
+    assert process.stdout is not None
+    header = await process.stdout.readexactly(4)
+    return msgspec.json.decode(
+        await process.stdout.readexactly(int.from_bytes(header, "little")), type=Answer
+    )
