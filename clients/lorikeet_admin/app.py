@@ -10,6 +10,7 @@ from lorikeet_admin.command_group import CommandGroup
 from lorikeet_admin.commands import adapters, bench, node, tenants
 from lorikeet_admin.commands.bench_engine import engine
 from lorikeet_admin.commands.bench_ingest import ingest
+from lorikeet_admin.commands.bench_profile import profile
 from lorikeet_admin.commands.bench_serve import serve
 from lorikeet_admin.commands.generate import generate
 from lorikeet_admin.commands.up import up
@@ -36,6 +37,7 @@ app.add_typer(node.app, name="model")
 bench.app.command()(ingest)
 bench.app.command()(engine)
 bench.app.command()(serve)
+bench.app.command()(profile)
 app.add_typer(bench.app, name="bench")
 
 

@@ -87,7 +87,10 @@ def engine(
         machine=describe_machine("torch", "triton"),
         load={
             **load.described(),
-            "rank": rank, "sites": sites, "shape": shape, "shape_set": shape_set,
+            "rank": rank,
+            "sites": sites,
+            "shape": shape,
+            "shape_set": shape_set,
         },
         servers=tuple(servers),
         points=tuple(points),

@@ -99,7 +99,11 @@ def serve(
         machine=describe_machine("grpcio", "torch", "triton"),
         load={
             **load.described(),
-            "rank": rank, "sites": sites, "shape": shape, "shape_set": shape_set, "text": text,
+            "rank": rank,
+            "sites": sites,
+            "shape": shape,
+            "shape_set": shape_set,
+            "text": text,
         },
         servers=tuple(bench.servers),
         points=tuple(bench.points),

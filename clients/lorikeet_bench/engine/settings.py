@@ -62,6 +62,12 @@ def runs_on_gpu(plan: EnginePlan) -> bool:
     return plan.device != "cpu" and torch.cuda.device_count() > 0
 
 
+def plan_dtype(plan: EnginePlan) -> torch.dtype:
+    """What the engine will compute in."""
+    device = torch.device("cuda" if runs_on_gpu(plan) else "cpu")
+    return compute_dtype(describe_model(plan.model_dir), plan.dtype, device)
+
+
 def settings_facts(plan: EnginePlan) -> dict[str, Any]:
     """The engine's settings as they go into a result, without places of this machine."""
     fields = dataclasses.asdict(engine_config(plan))
@@ -100,8 +106,6 @@ def _adapter_bytes(plan: EnginePlan, shape: AdapterShape) -> int:
     context = description.spec.max_position
     if plan.longest > context:
         raise LoadError(f"the longest request has {plan.longest} tokens, the model's context {context}")
-    device = torch.device("cuda" if runs_on_gpu(plan) else "cpu")
     # Names and checksums of weights do not matter to sizes.
     schema = lora_schema(description.spec, lambda _name: ("", ""))
-    itemsize = compute_dtype(description, plan.dtype, device).itemsize
-    return max(1, plan.slots) * shape.num_bytes(schema, itemsize) + _SLACK_BYTES
+    return max(1, plan.slots) * shape.num_bytes(schema, plan_dtype(plan).itemsize) + _SLACK_BYTES

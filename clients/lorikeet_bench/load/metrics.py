@@ -9,10 +9,14 @@
 - **Tokens/s total**: output tokens of all requests over the time from the first call to the last token; for a
   load of planned duration, the tokens that came within it over that duration.
 
+- **Worst TTFT over its bucket**: requests are put in buckets of 64 prompt tokens; of each bucket of three or
+  more, the longest TTFT over the bucket's median; the largest of these.
+
 Latencies are of requests that ended as asked; percentiles interpolate linearly between the nearest ranks.
 """
 
-from collections import Counter
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +25,8 @@ import numpy as np
 from lorikeet_bench.load.driver import LoadOutcome
 from lorikeet_bench.load.generator_cost import GeneratorCost
 from lorikeet_bench.load.record import RequestRecord
+
+_BUCKET_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class LoadSummary:
     end_to_end_ms: Distribution
     decode_tokens_per_s: Distribution
     overall_tokens_per_s: Distribution
+    worst_ttft_over_bucket: float
     generator: GeneratorCost
 
 
@@ -87,6 +94,7 @@ def summarize(outcome: LoadOutcome) -> LoadSummary:
         overall_tokens_per_s=Distribution.of(
             [record.output_tokens / (record.came_s[-1] - record.sent_s) for record in good]
         ),
+        worst_ttft_over_bucket=worst_ttft_over_bucket(good),
         generator=outcome.meter.cost(gaps.median, _send_late_ms(outcome)),
     )
 
@@ -97,6 +105,15 @@ def decode_rate(record: RequestRecord) -> float | None:
         return None
     took_s = record.came_s[-1] - record.came_s[0]
     return (record.output_tokens - record.counts[0]) / took_s if took_s > 0 else None
+
+
+def worst_ttft_over_bucket(records: Sequence[RequestRecord]) -> float:
+    """How far one prompt length stands out from its neighbours; 0 where no bucket has three requests."""
+    buckets: dict[int, list[float]] = defaultdict(list)
+    for record in records:
+        buckets[record.request.input_tokens // _BUCKET_TOKENS].append(record.came_s[0] - record.sent_s)
+    ratios = [max(times) / statistics.median(times) for times in buckets.values() if len(times) >= 3]
+    return max(ratios, default=0.0)
 
 
 def inter_token_ms(records: Sequence[RequestRecord]) -> np.ndarray:

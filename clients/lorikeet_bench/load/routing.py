@@ -47,7 +47,7 @@ class RoutingSummary:
         return self.experts / self.expected_experts if self.expected_experts else 0.0
 
 
-def expected_distinct(num_experts: int, top_k: int, rows: int) -> float:
+def expected_distinct(num_experts: int, top_k: int, rows: float) -> float:
     """Distinct experts that `rows` tokens read if each picks `top_k` of them evenly: E (1 - (1 - K/E)^T)."""
     return num_experts * (1.0 - (1.0 - top_k / num_experts) ** rows)
 

@@ -1,0 +1,82 @@
+"""`lorikeet bench profile`: what a decode step is made of, beside what it must read."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+import uvloop
+
+from lorikeet_admin.commands import bench_options as options
+from lorikeet_admin.commands.bench_options import LoadOptions, ModelOptions
+from lorikeet_admin.output import Output
+from lorikeet_admin.profile_report import show_profile
+from lorikeet_bench.load.lengths import LoadError
+from lorikeet_bench.machine import describe_machine
+
+
+def profile(
+    *,
+    model_dir: options.ModelDir = None,
+    shape: options.Shape = "",
+    shape_set: options.ShapeSet = None,
+    load_format: options.LoadFormat = "",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    engine_set: options.EngineSet = None,
+    rows: Annotated[int, typer.Option("--concurrency", min=1, help="Requests that decode together.")] = 1,
+    adapters: Annotated[int, typer.Option(min=0, help="Adapters that they spread over.")] = 0,
+    rank: options.Rank = 32,
+    sites: options.Sites = options.DEFAULT_SITE_LIST,
+    input_tokens: Annotated[int, typer.Option(min=1, help="Their prompts' length.")] = 1600,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps that are profiled.")] = 20,
+    json_file: options.JsonFile = None,
+    data_dir: options.DataDir = None,
+) -> None:
+    """Profile decode steps of an engine, every kernel with its time, calls and the gaps between them.
+
+    On a GPU through CUPTI, kernels inside graphs one by one; on a CPU the operators. The floor of each part
+    of the model is what it must read at 4.3 TB/s, an H200's copy bandwidth.
+    """
+    output = Output(as_json=False)
+    # Importing torch takes seconds, and no other command needs it.
+    from lorikeet_bench.engine.floors import FloorModel  # noqa: PLC0415
+    from lorikeet_bench.engine.profile import output_tokens, profile_decode  # noqa: PLC0415
+    from lorikeet_bench.engine.settings import plan_dtype  # noqa: PLC0415
+
+    load = LoadOptions(
+        concurrency=str(rows),
+        adapters=str(adapters),
+        input_tokens=str(input_tokens),
+        output_tokens=str(output_tokens(rows, input_tokens, steps)),
+    )
+    model = ModelOptions(
+        model_dir=model_dir,
+        shape=shape,
+        shape_set=shape_set or (),
+        rig=False,
+        load_format=load_format,
+        device=device,
+        dtype=dtype,
+        engine_set=engine_set or (),
+    )
+    with options.working_directory(data_dir) as directory:
+        with options.wrong_usage():
+            made = options.adapter_shape(rank, sites)
+            _, ((plan, _),) = model.plans(directory, load.sweep(), made, own_slots=False)
+        try:
+            found = uvloop.run(profile_decode(plan, rows=rows, input_tokens=input_tokens, num_steps=steps))
+        except LoadError as error:
+            raise output.fail(str(error)) from error
+        floor = FloorModel.read(plan.model_dir, plan_dtype(plan), made).decode(rows, adapters, input_tokens)
+    if json_file is not None:
+        write_profile(
+            json_file, {"machine": describe_machine("torch", "triton"), "floor": floor, "profile": found}
+        )
+    show_profile(output.console, found, floor)
+
+
+def write_profile(path: Path, document: dict[str, object]) -> None:
+    """As JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")

@@ -1,0 +1,115 @@
+"""What a step must read and compute, whatever computes it: the floor beside every figure.
+
+A decode step reads each weight that any of its rows needs once, and each row's keys and values; activations
+are left out, they are thousandths. A prefill multiplies each of its tokens with the weights it is routed to.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from inference_service.models import AnyAttentionSpec, describe_model
+from inference_service.models.attention_spec import AttentionSpec
+from inference_service.models.linear_spec import LinearSpec
+from inference_service.models.spec import ExpertLinearSpec, LayerSpec, ModelSpec, MoeSpec, Mxfp4Weights
+from lorikeet_bench.load.generated_adapters import AdapterShape
+from lorikeet_bench.load.routing import expected_distinct
+from lorikeet_bench.load.step_floor import FLOPS, DecodeStepBytes
+
+# A block of 32 MXFP4 elements: 16 bytes, and one of scale.
+_PACKED_BYTES = 17 / 32
+
+
+@dataclass(frozen=True, slots=True)
+class FloorModel:
+    """A model and its adapters, for floors."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    adapters: AdapterShape
+
+    @classmethod
+    def read(cls, model_dir: Path, dtype: torch.dtype, adapters: AdapterShape) -> "FloorModel":
+        """From a model directory's config.json."""
+        return cls(describe_model(model_dir).spec, dtype, adapters)
+
+    def decode(self, rows: int, num_adapters: int, context_tokens: float) -> DecodeStepBytes:
+        """A step of `rows` requests, spread evenly over the adapters, each `context_tokens` long by now."""
+        size = self.dtype.itemsize
+        layers = self.spec.layers
+        active = min(rows, num_adapters)
+        return DecodeStepBytes(
+            dense=sum(size * _elements(linear) for layer in layers for linear in layer.linears),
+            experts=sum(self._experts(layer, rows) for layer in layers),
+            lm_head=size * self.spec.vocab_size * self.spec.hidden_size,
+            adapters=active * sum(self._adapter(layer, rows / active) for layer in layers) if active else 0.0,
+            kv_cache=rows * sum(self._kv(layer.attention, context_tokens) for layer in layers),
+        )
+
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds that the multiplications of one prompt take, adapters and the head left out."""
+        flops = 0.0
+        for layer in self.spec.layers:
+            elements = sum(_elements(linear) for linear in layer.linears)
+            if isinstance(layer.mlp, MoeSpec):
+                of = layer.mlp.experts
+                for linear in (of.gate_up, of.down):
+                    elements += layer.mlp.routing.top_k * linear.in_features * linear.site.out_features
+            flops += 2.0 * tokens * elements
+            if isinstance(layer.attention, AttentionSpec):
+                seen = min(tokens, layer.attention.window or tokens)
+                pairs = tokens * seen - seen * seen / 2
+                flops += 4.0 * pairs * layer.attention.num_heads * layer.attention.head_dim
+        return flops / FLOPS
+
+    def closed_loop_tokens_per_s(
+        self, concurrency: int, num_adapters: int, input_tokens: int, output_tokens: int
+    ) -> float:
+        """Output tokens a second of a closed loop; prompts and answers take turns, each at its floor."""
+        step_s = self.decode(concurrency, num_adapters, input_tokens + output_tokens / 2).seconds
+        total_s = concurrency * self.prefill_s(input_tokens) + output_tokens * step_s
+        return concurrency * output_tokens / total_s
+
+    def closed_loop_ttft_s(self, concurrency: int, input_tokens: int) -> float:
+        """Mean time to a first token where all prompts come at once and are computed one after the other."""
+        return (concurrency + 1) / 2 * self.prefill_s(input_tokens)
+
+    def _experts(self, layer: LayerSpec, rows: int) -> float:
+        if not isinstance(layer.mlp, MoeSpec):
+            return 0.0
+        of = layer.mlp.experts
+        each = sum(_expert_bytes(linear, self.dtype.itemsize) for linear in (of.gate_up, of.down))
+        return each * expected_distinct(of.num_experts, layer.mlp.routing.top_k, rows)
+
+    def _adapter(self, layer: LayerSpec, rows: float) -> float:
+        """One adapter's bytes that `rows` rows of a layer read."""
+        elements = 0.0
+        for linear in layer.linears:
+            for site in linear.sites:
+                if site.key in self.adapters.sites:
+                    elements += linear.in_features + site.out_features
+        if isinstance(layer.mlp, MoeSpec):
+            of = layer.mlp.experts
+            distinct = expected_distinct(of.num_experts, layer.mlp.routing.top_k, rows)
+            for linear in (of.gate_up, of.down):
+                if linear.site.key in self.adapters.sites:
+                    elements += distinct * (linear.in_features + linear.site.out_features)
+        return self.dtype.itemsize * self.adapters.rank * elements
+
+    def _kv(self, attention: AnyAttentionSpec, context_tokens: float) -> float:
+        """One row's keys and values in a layer."""
+        seen = context_tokens
+        if isinstance(attention, AttentionSpec):
+            seen = min(seen, attention.window or seen)
+        return seen * attention.num_kv_heads * (attention.key_dim + attention.value_dim) * self.dtype.itemsize
+
+
+def _elements(linear: LinearSpec) -> int:
+    return linear.in_features * sum(site.out_features for site in linear.sites)
+
+
+def _expert_bytes(linear: ExpertLinearSpec, itemsize: int) -> float:
+    """Of one expert."""
+    size = _PACKED_BYTES if isinstance(linear.storage, Mxfp4Weights) else itemsize
+    return size * linear.in_features * linear.site.out_features

@@ -1,0 +1,92 @@
+"""A profile of decode steps, in an engine process of its own."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from inference_service.domain.errors import EngineDeadError
+from lorikeet_bench.engine.decode_profile import DecodeProfile
+from lorikeet_bench.engine.launch import loaded_engine
+from lorikeet_bench.engine.plan import EnginePlan
+from lorikeet_bench.engine.profile_watch import QUIET_STEPS, ROWS_VARIABLE, STEPS_VARIABLE
+from lorikeet_bench.engine.target import EngineTarget
+from lorikeet_bench.engine.watched_runner import TRACE_VARIABLE
+from lorikeet_bench.load.lengths import LoadError
+from lorikeet_bench.load.plan import PlannedRequest
+from lorikeet_bench.load.prompts import TokenPrompts
+from lorikeet_bench.load.record import RequestRecord
+
+_FACTORY = "lorikeet_bench.engine.profile_watch:load_profiled_backend"
+_SPARE_STEPS = 8
+# Prompt tokens that a step takes at the least, next to decodes.
+_STEP_TOKENS = 1024
+
+
+def output_tokens(rows: int, input_tokens: int, num_steps: int) -> int:
+    """How long answers must be: the first to be prefilled must outlast the others' prompts and all steps."""
+    return -(-rows * input_tokens // _STEP_TOKENS) + rows + QUIET_STEPS + num_steps + _SPARE_STEPS
+
+
+async def profile_decode(plan: EnginePlan, *, rows: int, input_tokens: int, num_steps: int) -> DecodeProfile:
+    """Profile `num_steps` steps in which `rows` requests decode, spread evenly over `plan.slots` adapters.
+
+    Raises:
+        LoadError: the engine could not start, or the requests never decoded all at once.
+    """
+    with _trace(rows, num_steps) as trace:
+        try:
+            async with loaded_engine(plan, (), _FACTORY) as engine:
+                info = engine.client.info
+                target = EngineTarget(
+                    engine.client,
+                    TokenPrompts(1, info.vocab_size),
+                    [adapter.digest for adapter in engine.store.adapters],
+                )
+                records = [
+                    RequestRecord(
+                        PlannedRequest(
+                            index=index,
+                            input_tokens=input_tokens,
+                            output_tokens=output_tokens(rows, input_tokens, num_steps),
+                            adapter=index % plan.slots if plan.slots else None,
+                            arrival_s=None,
+                            prompt_seed=(1, index),
+                        )
+                    )
+                    for index in range(rows)
+                ]
+                await asyncio.gather(*(target.send(record) for record in records))
+        except EngineDeadError as error:
+            raise LoadError(error.message) from error
+        if failed := [record for record in records if not record.is_ok]:
+            raise LoadError(f"a request ended with {failed[0].status}: {failed[0].message}")
+        return _read(trace, rows)
+
+
+def _read(trace: Path, rows: int) -> DecodeProfile:
+    try:
+        data = trace.read_bytes()
+    except FileNotFoundError as error:
+        raise LoadError(
+            f"{rows} requests never decoded all at once: give the engine room for as many "
+            "(max_running_requests, num_blocks)"
+        ) from error
+    return msgspec.json.decode(data, type=DecodeProfile)
+
+
+@contextmanager
+def _trace(rows: int, num_steps: int) -> Generator[Path]:
+    with tempfile.TemporaryDirectory(prefix="lorikeet-profile-") as directory:
+        path = Path(directory) / "profile.json"
+        given = {TRACE_VARIABLE: str(path), ROWS_VARIABLE: str(rows), STEPS_VARIABLE: str(num_steps)}
+        os.environ.update(given)
+        try:
+            yield path
+        finally:
+            for name in given:
+                del os.environ[name]
