@@ -39,7 +39,13 @@ class OutputBuffer:
             self.fail(
                 SlowClientError(
                     f"more than {self._max_pairs} log-probabilities wait to be read; read the stream faster "
-                    "or ask for fewer"
+                    "or ask for fewer",
+                    metadata={
+                        "field": "sampling.logprobs",
+                        "limit": "max_waiting_logprobs",
+                        "value": str(self._num_pairs),
+                        "maximum": str(self._max_pairs),
+                    },
                 )
             )
             return False

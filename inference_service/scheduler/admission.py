@@ -66,6 +66,7 @@ def _check_queue(request: EngineRequest, table: RequestTable, config: SchedulerC
         raise QueueFullError(
             f"{table.num_waiting} requests wait already "
             f"(max_waiting_requests {config.max_waiting_requests}){_more(num_samples)}; try again later",
+            metadata=_queue_metadata(table.num_waiting + num_samples, config.max_waiting_requests + places),
             retry_after_s=1.0,
         )
     if share.max_waiting_requests == 0:
@@ -77,8 +78,19 @@ def _check_queue(request: EngineRequest, table: RequestTable, config: SchedulerC
         raise QueueFullError(
             f"{waiting} requests of tenant {tenant} wait already "
             f"(its max_waiting_requests {share.max_waiting_requests}){_more(num_samples)}; try again later",
+            metadata=_queue_metadata(waiting + num_samples, share.max_waiting_requests + places),
             retry_after_s=1.0,
         )
+
+
+def _queue_metadata(value: int, maximum: int) -> dict[str, str]:
+    """With this request so many would be there, of at most so many that may run next or wait."""
+    return {
+        "field": "request",
+        "limit": "max_waiting_requests",
+        "value": str(value),
+        "maximum": str(maximum),
+    }
 
 
 def _more(num_samples: int) -> str:

@@ -37,9 +37,8 @@ def check_error(error: grpc.aio.AioRpcError) -> str:
     assert info.domain == "lorikeet"
     assert _REASONS.get(info.reason) is error.code(), f"{info.reason}: {error.code()} {error.details()}"
     assert error.details()
-    if info.reason != "QUEUE_FULL":
-        assert info.metadata["field"], (info.reason, error.details(), dict(info.metadata))
-    if info.reason == "LIMIT_EXCEEDED":
+    assert info.metadata["field"], (info.reason, error.details(), dict(info.metadata))
+    if info.reason in {"LIMIT_EXCEEDED", "QUEUE_FULL"}:
         assert info.metadata["limit"], error.details()
         assert int(info.metadata["value"]) > int(info.metadata["maximum"]), dict(info.metadata)
     return info.reason

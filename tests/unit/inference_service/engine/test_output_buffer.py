@@ -54,8 +54,10 @@ async def test_too_many_waiting_logprobs_end_the_stream_after_what_came() -> Non
     assert not buffer.put(output)
     assert buffer.put(output)
     assert await buffer.get() == output
-    with pytest.raises(SlowClientError, match="read the stream faster"):
+    with pytest.raises(SlowClientError, match="read the stream faster") as caught:
         await buffer.get()
+    assert caught.value.metadata["limit"] == "max_waiting_logprobs"
+    assert (caught.value.metadata["value"], caught.value.metadata["maximum"]) == ("6", "5")
 
 
 async def test_one_output_larger_than_the_bound_passes() -> None:

@@ -192,5 +192,8 @@ def test_a_full_queue_takes_no_half_of_a_request() -> None:
     rig.run()
     assert rig.finish("b").error_reason == "QUEUE_FULL"
     assert "4 samples" in rig.finish("b").error_message
+    assert dict(rig.finish("b").error_metadata) == {
+        "field": "request", "limit": "max_waiting_requests", "value": "6", "maximum": "5",
+    }  # fmt: skip
     for sample_id in (*sample_ids(2, "a"), *sample_ids(3, "c")):
         assert rig.finish(sample_id).reason is FinishReason.LENGTH

@@ -95,6 +95,10 @@ def test_requests_that_can_never_run_are_refused_at_once(request_: object, reaso
     assert output.finish.reason is FinishReason.FAILED
     assert output.finish.error_reason == reason
     assert words in output.finish.error_message
+    if reason == "LIMIT_EXCEEDED":
+        metadata = dict(output.finish.error_metadata)
+        assert (metadata["field"], metadata["limit"]) == ("input", words)
+        assert int(metadata["value"]) > int(metadata["maximum"])
     assert rig.scheduler.stats() == before
 
 
