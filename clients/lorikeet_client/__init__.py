@@ -57,6 +57,7 @@ from lorikeet_client.generation import (
 )
 from lorikeet_client.model import EngineStatus, Limits, Model
 from lorikeet_client.retry import RetryPolicy
+from lorikeet_client.structured_output import StructuredOutput
 from lorikeet_client.tenants import NewToken, Tenant, TenantLimits, TokenRecord
 from lorikeet_rpc.channel import ClientTls
 
@@ -106,6 +107,7 @@ __all__ = [
     "SamplingParams",
     "ServerError",
     "SiteCoverage",
+    "StructuredOutput",
     "Tenant",
     "TenantLimits",
     "TensorGroup",

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypedDict
 
+from lorikeet_client.structured_output import StructuredOutput
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -35,6 +37,7 @@ class SamplingParams:
     min_tokens: int | None = None
     bad_words: Sequence[str] = ()
     n: int | None = None
+    structured_output: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)

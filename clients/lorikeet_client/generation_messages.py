@@ -27,6 +27,7 @@ from lorikeet_client.generation import (
 )
 from lorikeet_client.keywords import refuse_unknown, texts
 from lorikeet_client.model import EngineStatus, Limits, Model
+from lorikeet_client.structured_output import structured_output
 from lorikeet_rpc.schema_message import schema_from_message
 
 
@@ -114,6 +115,9 @@ def sampling_params(params: SamplingParams) -> pb.SamplingParams:
         min_tokens=params.min_tokens,
         bad_words=texts(params.bad_words, "bad_words"),
         n=params.n,
+        structured_output=None
+        if params.structured_output is None
+        else structured_output(params.structured_output),
     )
 
 

@@ -4,10 +4,12 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
+from lorikeet_admin.constraint_options import structured_output
 from lorikeet_admin.exits import ExitCode
 from lorikeet_admin.output import Output, short_digest
 from lorikeet_admin.session import Json, session
@@ -67,6 +69,20 @@ def generate(
     keep_special_tokens: Annotated[
         bool, typer.Option("--keep-special-tokens", help="Show special tokens, such as Harmony's channels.")
     ] = False,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="The answer is JSON of this schema; - reads it from stdin.")
+    ] = None,
+    json_object: Annotated[
+        bool, typer.Option("--json-object", help="The answer is some JSON object.")
+    ] = False,
+    regex: Annotated[str | None, typer.Option(help="The whole answer matches this.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(help="The answer keeps to this Lark grammar; - reads it from stdin.")
+    ] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="The answer is one of these; repeatable.")] = None,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="With --json-schema, --json-object: no whitespace in JSON.")
+    ] = False,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: log-probabilities, with so many alternatives.")
     ] = None,
@@ -100,6 +116,9 @@ def generate(
             min_tokens=min_tokens,
             bad_words=bad_word or (),
             n=n,
+            structured_output=structured_output(
+                json_schema, grammar, json_object=json_object, regex=regex, choice=choice, compact=compact
+            ),
         ),
     )
     if adapter is not None:

@@ -35,6 +35,7 @@ PARAMS = lk.SamplingParams(
     min_tokens=0,
     bad_words=["no"],
     n=1,
+    structured_output=lk.StructuredOutput(regex="a+"),
 )
 
 
@@ -99,6 +100,7 @@ async def test_the_request_carries_every_parameter(both: Any, fakes: FakeService
         min_tokens=0,
         bad_words=["no"],
         n=1,
+        structured_output=pb.StructuredOutput(regex="a+"),
     )
     assert {field.name for field in pb.SamplingParams.DESCRIPTOR.fields} == set(PARAMS.__dataclass_fields__)
 
