@@ -74,11 +74,13 @@ class FakeInference(inference_service_pb2_grpc.InferenceServiceServicer):
         self.faults.enter("Complete", context)
         self.requests.append(request.request)
         pieces = list(self.script(request.request, context))
+        samples = [_whole(pieces, index) for index in sorted({piece.index for piece in pieces})]
         return generation_pb2.CompleteResponse(
             request_id=pieces[0].request_id,
-            text="".join(piece.text_delta for piece in pieces),
-            tokens=[token for piece in pieces for token in piece.tokens],
-            finish=pieces[-1].finish,
+            text=samples[0].text,
+            tokens=samples[0].tokens,
+            finish=samples[0].finish,
+            further_samples=samples[1:],
         )
 
     def Abort(self, request: Any, context: Any) -> Any:
@@ -96,6 +98,17 @@ class FakeInference(inference_service_pb2_grpc.InferenceServiceServicer):
     def GetModel(self, request: Any, context: Any) -> Any:
         self.faults.enter("GetModel", context)
         return self.model
+
+
+def _whole(pieces: list[Any], index: int) -> generation_pb2.Sample:
+    """One sample of a script's pieces."""
+    own = [piece for piece in pieces if piece.index == index]
+    return generation_pb2.Sample(
+        index=index,
+        text="".join(piece.text_delta for piece in own),
+        tokens=[token for piece in own for token in piece.tokens],
+        finish=own[-1].finish,
+    )
 
 
 def echo_words(request: Any, context: Any) -> Iterator[Any]:
