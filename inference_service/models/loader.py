@@ -109,7 +109,7 @@ def load_model(
         return decoder
 
     if load_format == "dummy":
-        return LoadedModel(build(DummyWeights(device)), unread, unread.digest)
+        return LoadedModel(build(DummyWeights(spec, device)), unread, unread.digest)
     checkpoint = Checkpoint(description.model_dir, spec.weight_prefix, device)
     # Identity takes a sha256 of embedding and head, seconds of one core each: beside the reading.
     with closing(checkpoint), ThreadPoolExecutor(_NUM_HASHING, thread_name_prefix="weight-hash") as hashing:
