@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from adapter_manager.domain.problems import Problem, Problems
 from adapter_manager.domain.safetensors_header import TensorEntry
+from adapter_manager.domain.shown_text import shown
 from adapter_manager.domain.weight_piece import Factor, WeightPiece
 from lorikeet_contract.manifest import PayloadDtype, padded_rank
 from lorikeet_contract.schema import LoraSchema, LoraSite, RowOrder
@@ -78,12 +79,13 @@ def payload_dtype(entries: Iterable[TensorEntry]) -> PayloadDtype:
 
 def _overlap(pieces: Sequence[WeightPiece]) -> str:
     """Why the pieces cannot stand side by side; "" where they can."""
-    taken = set[tuple[int | None, int | None]]()
+    taken: dict[tuple[int | None, int | None], WeightPiece] = {}
     for piece in pieces:
-        if (piece.slice_index, piece.expert) in taken:
+        first = taken.setdefault((piece.slice_index, piece.expert), piece)
+        if first is not piece:
             expert = "" if piece.expert is None else f" of expert {piece.expert}"
-            return f"the same weights{expert} are given twice, as {piece.layout}"
-        taken.add((piece.slice_index, piece.expert))
+            names = f"{shown(first.a.entry.name)} and {shown(piece.a.entry.name)}"
+            return f"the same weights{expert} are given twice, as {piece.layout}: {names}"
     layouts = sorted({p.layout for p in pieces})
     if len({p.slice_index is None for p in pieces}) > 1:
         return f"fused and separate slices are mixed ({', '.join(layouts)})"

@@ -1,6 +1,8 @@
-"""The most memory that another process held for a while, as the kernel counted it."""
+"""The most memory that a process held for a while, as the kernel counted it."""
 
+import os
 from pathlib import Path
+from typing import Self
 
 
 class PeakMemoryError(Exception):
@@ -28,6 +30,11 @@ class PeakMemory:
                 "a process of one's own)"
             ) from error
         self.start_bytes = self._status("VmRSS")
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """Its own."""
+        return cls(os.getpid())
 
     def highest_bytes(self) -> int:
         """The peak since the start."""
