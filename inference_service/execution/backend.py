@@ -11,6 +11,7 @@ import torch
 from inference_service.domain.engine import ModelFacts
 from inference_service.execution.adapter_layout import AdapterPlacer
 from inference_service.execution.batch_builder import BatchBuilder
+from inference_service.execution.compile_counter import CompileCounter
 from inference_service.execution.config import BackendConfig
 from inference_service.execution.decode_graphs import DecodeGraphs
 from inference_service.execution.decode_shapes import DecodeShapes, default_sizes
@@ -18,13 +19,15 @@ from inference_service.execution.device_arena import TensorArena
 from inference_service.execution.forward_pass import ForwardPass
 from inference_service.execution.host_pool import PinnedHostPool
 from inference_service.execution.kv_cache import allocate_cache
-from inference_service.execution.memory import free_memory, plan_memory
+from inference_service.execution.memory import MemoryPlan, free_memory, plan_memory
 from inference_service.execution.model_runner import BatchModelRunner
 from inference_service.execution.request_table import RequestTable
+from inference_service.execution.sampler import TokenSampler
 from inference_service.execution.step_buffers import StepBuffers, StepShape
-from inference_service.layers.batch import LayerCache
+from inference_service.execution.warm_up import Phases, StepLimits, warm_up
+from inference_service.execution.warm_up_ops import can_capture
 from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
-from inference_service.ports import DeviceArena, HostPool, ModelRunner
+from inference_service.ports import DeviceArena, HostPool
 from lorikeet_kernels.linear import ROW_TILE
 
 # Reading, hashing and converting one revision: sha256 keeps a core busy at about 1.5 GB/s, disks are faster.
@@ -41,13 +44,14 @@ class DeviceBackend:
     """The device as the engine sees it. Implements ports.Backend."""
 
     info: ModelFacts
-    runner: ModelRunner
+    runner: BatchModelRunner
     host_pool: HostPool
     arena: DeviceArena
+    compiled: CompileCounter | None = None  # None on a CPU: the references compile nothing
 
     def compilations(self) -> int:
-        """See ports.Backend; the references compile nothing."""
-        return 0
+        """See ports.Backend."""
+        return 0 if self.compiled is None else self.compiled.since_ready()
 
 
 def _default_threads() -> int:
@@ -70,14 +74,16 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
     description = describe_model(Path(config.model_dir))
     dtype = compute_dtype(description, config.dtype, device)
     plan = plan_memory(config, description, dtype, device, free_memory(device))
-    model = load_model(
-        description,
-        dtype=dtype,
-        device=device,
-        num_positions=plan.max_context_tokens,
-        load_format=config.load_format,
-        batch_invariant=config.batch_invariant,
-    )
+    phases = Phases()
+    with phases.phase("weights"):
+        model = load_model(
+            description,
+            dtype=dtype,
+            device=device,
+            num_positions=plan.max_context_tokens,
+            load_format=config.load_format,
+            batch_invariant=config.batch_invariant,
+        )
     spec = description.spec
     cache = allocate_cache(
         [layer.attention for layer in spec.layers], plan.num_blocks, config.block_tokens, dtype, device
@@ -96,8 +102,15 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
     )
     table = RequestTable(config.max_running_requests, plan.max_context_tokens, config.block_tokens)
     forward = ForwardPass(model.decoder, cache, arena.tables, max_requests=config.max_running_requests)
-    builder = make_builder(config, table, cache, device)
-    runner = BatchModelRunner(forward, DecodeGraphs(forward), table, builder)
+    builder = make_builder(config, table, forward)
+    graphs = DecodeGraphs(forward)
+    runner = BatchModelRunner(forward, graphs, table, builder, TokenSampler(table))
+    compiled = None
+    if device.type == "cuda":
+        compiled = CompileCounter(graphs)
+        warm_up(forward, graphs, runner, builder, _limits(config, plan), phases)
+        compiled.ready()
+    log.info("engine.loaded", device=str(device), graphs=len(graphs), **phases.seconds)
     info = ModelFacts(
         model_name=Path(config.model_dir).resolve().name,
         architecture=description.architecture,
@@ -109,17 +122,16 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         max_context_tokens=plan.max_context_tokens,
         num_blocks=plan.num_blocks,
     )
-    return DeviceBackend(info, runner, host_pool, arena)
+    return DeviceBackend(info, runner, host_pool, arena, compiled)
 
 
-def make_builder(
-    config: BackendConfig, table: RequestTable, cache: tuple[LayerCache, ...], device: torch.device
-) -> BatchBuilder:
+def make_builder(config: BackendConfig, table: RequestTable, forward: ForwardPass) -> BatchBuilder:
     """The batch builder with its buffers, sized for the largest step."""
+    device, cache = forward.sampled.device, forward.cache
     sizes = config.graph_batch_sizes
     if sizes is None:
         sizes = () if device.type == "cpu" else default_sizes(config.max_running_requests)
-    if device.type == "cuda" and not config.cuda_graphs:
+    if device.type == "cuda" and not (config.cuda_graphs and can_capture(forward.model)):
         sizes = ()
     num_rows = max(config.max_step_tokens, config.max_running_requests) + ROW_TILE
     largest = StepShape(
@@ -138,6 +150,16 @@ def make_builder(
         block_tokens=config.block_tokens,
         spare_slot=(cache[0].keys.shape[0] - 1) * config.block_tokens,
         device=device,
+    )
+
+
+def _limits(config: BackendConfig, plan: MemoryPlan) -> StepLimits:
+    return StepLimits(
+        max_step_tokens=config.max_step_tokens,
+        max_running_requests=config.max_running_requests,
+        max_context_tokens=plan.max_context_tokens,
+        cache_tokens=plan.num_blocks * config.block_tokens,
+        block_tokens=config.block_tokens,
     )
 
 

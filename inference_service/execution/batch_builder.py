@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from inference_service.domain.step import ScheduledRequest
 from inference_service.execution.decode_shapes import DecodeShapes
-from inference_service.execution.request_table import RequestState, RequestTable
+from inference_service.execution.request_table import Places, RequestState, RequestTable
 from inference_service.execution.step_buffers import HostArrays, StepBuffers, StepInputs, StepShape
 from lorikeet_kernels.linear import ROW_TILE
 from lorikeet_kernels.sampling import SamplingBatch
@@ -19,6 +19,7 @@ class StepBatch:
     """A step's inputs, on their way to the device, and what the host has to know of them.
 
     Request i has rows [starts[i], starts[i + 1]), at positions [computed[i], lengths[i]) of its sequence.
+    `places` are where the tokens that it samples will stand in the request table.
     `samplers` are the indices of the requests whose last row predicts a new token, in the order of the
     sampling arrays; where a fixed shape filled the batch up, further rows follow.
     """
@@ -29,6 +30,7 @@ class StepBatch:
     computed: NDArray[np.int64]
     lengths: NDArray[np.int64]
     samplers: list[int]
+    places: Places
     has_adapters: bool
     sampling: SamplingBatch
     is_fixed: bool = False
@@ -138,7 +140,10 @@ class BatchBuilder:
         starts, samplers = self._ascending[: count + 1], list(range(count))
         inputs = self._buffers.fill(shape, write)
         traits = self._traits(rows, rows, inputs)
-        return StepBatch(inputs, states, starts, computed, step.lengths, samplers, *traits, is_fixed=True)
+        places = (rows, step.lengths)
+        return StepBatch(
+            inputs, states, starts, computed, step.lengths, samplers, places, *traits, is_fixed=True
+        )
 
     def _mixed(self, states: list[RequestState], step: _Gathered, samples: NDArray[np.bool_]) -> StepBatch:
         """Prefill chunks and decodes side by side."""
@@ -172,7 +177,8 @@ class BatchBuilder:
 
         inputs = self._buffers.fill(shape, write)
         traits = self._traits(rows, rows[samplers], inputs)
-        return StepBatch(inputs, states, starts, computed, step.lengths, samplers.tolist(), *traits)
+        places = (rows[samplers], step.lengths[samplers])
+        return StepBatch(inputs, states, starts, computed, step.lengths, samplers.tolist(), places, *traits)
 
     def _traits(
         self, rows: NDArray[np.int64], sampled: NDArray[np.int64], inputs: StepInputs

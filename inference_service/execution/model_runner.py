@@ -34,7 +34,6 @@ class _Launched:
     logits: torch.Tensor | None  # until they are sampled from
     prompt_logprobs: list[tuple[list[int], LogprobsOnTheWay]]  # indices of requests, and what is theirs
     sampled: SampledOnTheWay | None = None
-    positions: list[int] = field(default_factory=list[int])  # of the sampled tokens
     failures: list[str] = field(default_factory=list[str])  # of the requests that were sampled, mostly ""
     done: torch.cuda.Event | None = None  # None on a CPU, where a launch is the work
 
@@ -93,10 +92,8 @@ class BatchModelRunner:
         logprobs: list[TokenLogprobs | None] = []
         if sampled is not None:
             token_ids, logprobs = sampled.read(len(batch.samplers))
-            for state, position, token_id in zip(
-                batch.sampled_states, launched.positions, token_ids, strict=True
-            ):
-                self._table.learn(state, position, token_id)
+            known = sampled.token_ids[: len(token_ids)].numpy()
+            self._table.learn(batch.sampled_states, batch.places, known)
         if self._launched and self._launched[0].logits is not None:
             self._sample(self._launched[0])
         return _output(launched, token_ids, logprobs)
@@ -121,10 +118,8 @@ class BatchModelRunner:
             launched.sampled = self._sampler.launch(launched.logits, states, batch.sampling)
             launched.logits = None
             self._forward.sampled.index_copy_(0, batch.inputs.places, launched.sampled.tokens)
-            launched.positions = [state.num_tokens for state in states]
             launched.failures = [state.failure for state in states]
-            for state in states:
-                self._table.expect(state)
+            self._table.expect(states, batch.places)
         if self._forward.sampled.is_cuda:
             launched.done = torch.cuda.Event()
             launched.done.record()

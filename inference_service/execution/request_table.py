@@ -10,6 +10,9 @@ from inference_service.domain.sampling import SamplingParams
 from inference_service.domain.step import NewRequest, ScheduledRequest
 from inference_service.domain.structured_output import TokenMatcher
 
+Places = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Rows of the table and positions in their sequences, [N] each."""
+
 _NO_BIAS = (np.empty(0, np.int64), np.empty(0, np.float32))
 
 
@@ -110,20 +113,26 @@ class RequestTable:
                 state.num_blocks = end
         return states
 
-    def expect(self, state: RequestState) -> None:
-        """The device is about to sample the request's next token."""
-        self.tokens[state.row, state.num_tokens] = -1 - state.row
-        state.num_tokens += 1
+    def expect(self, states: Sequence[RequestState], places: Places) -> None:
+        """The device is about to sample these requests' next tokens."""
+        rows, positions = places
+        self.tokens[rows, positions] = -1 - rows
+        for state in states:
+            state.num_tokens += 1
 
     def append(self, state: RequestState, token_id: int) -> None:
         """Record a sampled token that the host knows at once."""
         self.tokens[state.row, state.num_tokens] = token_id
         state.num_tokens += 1
 
-    def learn(self, state: RequestState, position: int, token_id: int) -> None:
-        """Record an expected token; nothing where the request is gone and its row may be another's."""
-        if not state.is_gone:
-            self.tokens[state.row, position] = token_id
+    def learn(self, states: Sequence[RequestState], places: Places, token_ids: NDArray[np.int64]) -> None:
+        """Record expected tokens; not those of requests that are gone, whose rows may be others' by now."""
+        rows, positions = places
+        gone = [state.is_gone for state in states]
+        if any(gone):
+            stays = ~np.array(gone)
+            rows, positions, token_ids = rows[stays], positions[stays], token_ids[stays]
+        self.tokens[rows, positions] = token_ids
 
 
 def signed_seed(seed: int) -> int:

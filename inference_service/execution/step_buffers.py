@@ -171,7 +171,7 @@ class StepBuffers:
             host, device, num_bytes = kept.host[turn], kept.device, kept.num_bytes
         else:
             placed, num_bytes = _lay_out(shape)
-            host, device = self._on_host(placed, turn), self._on_device(shape, placed)
+            device, host = self._on_device(shape, placed), self._on_host(placed, turn)
         write(host)
         self._device[:num_bytes].copy_(self._host[turn][:num_bytes], non_blocking=True)
         return device

@@ -102,7 +102,10 @@ class RequestState:
     @property
     def is_decoding(self) -> bool:
         """Whether all but the last token are computed, and that one is an output token."""
-        return self.num_uncomputed_tokens == 1 and self.num_tokens > self.num_prompt_tokens
+        # Asked of every request at every step: spelled out, it takes a third of the time.
+        num_tokens = len(self.token_ids) + self.num_pending_tokens
+        is_last = num_tokens - self.num_computed_tokens == 1
+        return is_last and num_tokens > len(self.request.prompt_token_ids)
 
     @property
     def has_all_tokens(self) -> bool:

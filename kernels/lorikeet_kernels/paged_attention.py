@@ -10,7 +10,7 @@ j // chunk == i // chunk where a chunk is.
 Shapes: q [T, Hq, Dk], a view is fine; key_cache [blocks, block_tokens, Hkv, Dk], value_cache [.., Hkv, Dv],
 Hq a multiple of Hkv; sinks [Hq]; out [T, Hq, Dv], contiguous. Scores, softmax and sum are float32; the result
 rounds once. Rows beyond the last request's, which pad the batch, get a copy of its last row. Each request is
-computed by itself, so its rows do not depend on its neighbours.
+computed by itself, so its rows do not depend on its neighbours; one row of a request without tokens is zeros.
 
 On a GPU two kernels share the batch, `paged_decode` for requests with one query and `paged_prefill` for the
 others; both read the metadata on the device. There rows that pad the batch are left alone, and a batch of as
@@ -46,6 +46,9 @@ def paged_attention_reference(
     block_tokens = key_cache.shape[1]
     for index, length in enumerate(lengths):
         begin, end = starts[index], starts[index + 1]
+        if length == 0:
+            out[begin:end] = 0.0
+            continue
         # Whole blocks before the first visible key are skipped, so a window or a chunk bounds the work.
         first = _first_visible(length - (end - begin), window, chunk) // block_tokens
         blocks = metadata.block_tables[index, first : -(-length // block_tokens)]

@@ -172,3 +172,28 @@ def test_chunks_hide_what_lies_before_them(chunk: int) -> None:
                 expected = naive(q[row, head], own_keys, own_values, position - first, None, None)
                 assert torch.allclose(out[row, head].double(), expected, atol=1e-5)
             row += 1
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_a_request_without_tokens_gives_zeros(window: int | None, has_sinks: bool) -> None:
+    """It pads a batch of decodes; the others do not notice, and no host copy of the metadata is needed."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(4, 4, 2, 8, generator=generator) for _ in range(2))
+    q = torch.randn(3, 4, 8, generator=generator)
+    sinks = torch.randn(4, generator=generator) if has_sinks else None
+
+    def attend(lengths: list[int]) -> torch.Tensor:
+        count = len(lengths)
+        metadata = AttentionMetadata(
+            torch.arange(count + 1, dtype=torch.int32),
+            torch.tensor(lengths, dtype=torch.int32),
+            torch.tensor([[2, 0], [1, 3], [0, 0]][:count], dtype=torch.int32),
+            torch.zeros(0, dtype=torch.int64),
+        )
+        out = torch.full((count, 4, 8), float("nan"))
+        return paged_attention(q[:count], keys, values, metadata, 0.3, out, window=window, sinks=sinks)
+
+    padded = attend([5, 8, 0])
+    assert torch.equal(padded[:2], attend([5, 8]))
+    assert not padded[2].any()

@@ -1,0 +1,29 @@
+"""Counts kernel compilations and graph captures: after the start there must be none."""
+
+import triton
+
+from inference_service.execution.decode_graphs import DecodeGraphs
+
+
+class CompileCounter:
+    """Notes every kernel that Triton compiles, or loads from its cache, in this process from now on."""
+
+    def __init__(self, graphs: DecodeGraphs) -> None:
+        self._graphs = graphs
+        self._num_compiled = 0
+        self._num_before = 0
+        triton.knobs.runtime.jit_post_compile_hook = self._note  # pyright: ignore[reportAttributeAccessIssue]
+
+    def ready(self) -> None:
+        """What came until now was the start's."""
+        self._num_before = self._total()
+
+    def since_ready(self) -> int:
+        """Kernels compiled and graphs captured since `ready`."""
+        return self._total() - self._num_before
+
+    def _total(self) -> int:
+        return self._num_compiled + len(self._graphs)
+
+    def _note(self, **_: object) -> None:
+        self._num_compiled += 1

@@ -1,0 +1,116 @@
+"""What a GPU backend does before it is ready: compile what can come up, load libraries, capture graphs."""
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from inference_service.domain.sampling import SamplingParams
+from inference_service.domain.step import NewRequest, ScheduledRequest, SchedulerOutput
+from inference_service.execution.batch_builder import BatchBuilder
+from inference_service.execution.decode_graphs import DecodeGraphs
+from inference_service.execution.forward_pass import ForwardPass
+from inference_service.execution.model_runner import BatchModelRunner
+from inference_service.execution.warm_up_ops import (
+    warm_up_attentions,
+    warm_up_linears,
+    warm_up_moes,
+    warm_up_sampler,
+)
+
+# The host's path is the same for all these lengths; they differ in what a matrix library chooses for them.
+_LENGTHS = (1, 2, 3, 8, 16, 17, 32, 64, 100, 128, 200, 256, 257, 384, 512, 768, 1000, 1024, 1536)
+_PLAIN = SamplingParams(max_tokens=1, temperature=0.0)
+_FULL = SamplingParams(max_tokens=1, temperature=1.0, top_k=5, top_p=0.9, logprobs=1, prompt_logprobs=1)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step, and the cache's size in tokens."""
+
+    max_step_tokens: int
+    max_running_requests: int
+    max_context_tokens: int
+    cache_tokens: int
+    block_tokens: int
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds of the start's parts, for the log."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """Time a part."""
+        begun_s = time.monotonic()
+        yield
+        self.seconds[f"{name}_s"] = round(time.monotonic() - begun_s, 3)
+
+
+def warm_up(
+    forward: ForwardPass,
+    graphs: DecodeGraphs,
+    runner: BatchModelRunner,
+    builder: BatchBuilder,
+    limits: StepLimits,
+    phases: Phases,
+) -> None:
+    """Launch everything once that requests can make the device launch, then capture. GPU only.
+
+    Slots are empty and the cache's blocks nobody's yet: what these steps write there is never read.
+    """
+    device = forward.sampled.device
+    with phases.phase("compile"), torch.inference_mode():
+        # Prompt log-probabilities take 64 rows at a time through the output head.
+        warm_up_linears(
+            forward, max_tokens=limits.max_step_tokens, max_sampled=max(64, limits.max_running_requests)
+        )
+        warm_up_moes(forward, max_tokens=limits.max_step_tokens)
+        warm_up_attentions(
+            forward, max_requests=limits.max_running_requests, max_context_tokens=limits.max_context_tokens
+        )
+        warm_up_sampler(forward, max_requests=limits.max_running_requests)
+        torch.cuda.synchronize(device)
+    with phases.phase("steps"):
+        run_steps(runner, limits)
+        torch.cuda.synchronize(device)
+    with phases.phase("capture"), torch.inference_mode():
+        for shape in builder.shapes.all():
+            inputs = builder.idle(shape)
+            for has_adapters in (True, False):
+                graphs.capture(inputs, has_adapters=has_adapters)
+        torch.cuda.synchronize(device)
+
+
+def run_steps(runner: BatchModelRunner, limits: StepLimits) -> None:
+    """Whole steps of many lengths, without adapters and with (empty) ones, the longest first."""
+    longest = min(limits.max_step_tokens, limits.cache_tokens)
+    for length in sorted({longest, *(n for n in _LENGTHS if n < longest)}, reverse=True):
+        for slot in (0, -1):
+            _run_step(runner, limits, length, slot, _FULL if length in (17, longest) else _PLAIN)
+
+
+def _run_step(
+    runner: BatchModelRunner, limits: StepLimits, length: int, slot: int, sampling: SamplingParams
+) -> None:
+    """One step of `length` prompt tokens, over as many requests as that takes."""
+    per_request = min(length, limits.max_context_tokens - 1)
+    lengths = [min(per_request, length - begin) for begin in range(0, length, per_request)]
+    new: list[NewRequest] = []
+    first_block = 0
+    for index, count in enumerate(lengths[: limits.max_running_requests]):
+        num_blocks = -(-count // limits.block_tokens)
+        blocks = tuple(range(first_block, first_block + num_blocks))
+        first_block += num_blocks
+        wanted = sampling if index == 0 else replace(sampling, prompt_logprobs=None)
+        new.append(NewRequest(f"warm-up {index}", (0,) * count, count, wanted, blocks, 0, slot))
+    if first_block * limits.block_tokens > limits.cache_tokens:
+        return
+    ids = tuple(request.request_id for request in new)
+    prefill = tuple(ScheduledRequest(r.request_id, 0, r.num_prompt_tokens) for r in new)
+    runner.execute(SchedulerOutput(0, prefill, tuple(new)))
+    runner.execute(SchedulerOutput(1, (), finished=ids))

@@ -1,0 +1,173 @@
+"""Which ops of a model can be launched in which shapes, and each distinct one launched once. GPU only."""
+
+from collections.abc import Iterator
+
+import torch
+
+from inference_service.execution.forward_pass import ForwardPass
+from inference_service.layers.attention import Attention
+from inference_service.layers.batch import LayerCache
+from inference_service.layers.decoder import Decoder
+from inference_service.layers.dense_mlp import DenseMlp
+from inference_service.layers.linear import Linear
+from inference_service.layers.moe import Moe
+from lorikeet_kernels.moe_experts import ExpertProjection, ExpertsLora
+from lorikeet_kernels.mxfp4 import Mxfp4Weight
+from lorikeet_kernels.paged_attention import MAX_DIM
+from lorikeet_kernels.warm_up import warm_up_linear, warm_up_moe
+from lorikeet_kernels.warm_up_base import warm_up_attention, warm_up_experts, warm_up_sampling
+
+
+def linears(model: Decoder) -> Iterator[Linear]:
+    """The dense projections of all layers, the output head left out."""
+    for layer in model.layers:
+        attention, mlp = layer.attention, layer.mlp
+        if isinstance(attention, Attention):
+            yield from (attention.qkv, attention.o)
+        else:
+            yield from (attention.down, attention.kv_up, attention.o)
+            if attention.query is not None:
+                yield attention.query.up
+        if isinstance(mlp, DenseMlp):
+            yield from (mlp.gate_up, mlp.down)
+            continue
+        yield mlp.router
+        if mlp.shared is not None:
+            yield from (mlp.shared.mlp.gate_up, mlp.shared.mlp.down)
+            if mlp.shared.gate is not None:
+                yield mlp.shared.gate
+
+
+def can_capture(model: Decoder) -> bool:
+    """Whether every op of a decode step reads what changes on the device.
+
+    Attention in chunks, and of heads wider than the kernels take, runs the reference, which asks the host.
+    """
+    for layer in model.layers:
+        attention = layer.attention
+        if isinstance(attention, Attention):
+            if attention.shape.chunk is not None or attention.shape.head_dim > MAX_DIM:
+                return False
+        elif attention.shape.plain_dim + attention.shape.rope_dim > MAX_DIM:
+            return False
+    return True
+
+
+def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) -> int:
+    """The LoRA ops of dense projections; returns how many batches it took."""
+    seen: set[object] = set()
+    count = 0
+    for linear, most in (
+        *((linear, max_tokens) for linear in linears(forward.model)),
+        (forward.model.lm_head, max_sampled),
+    ):
+        sites, in_features = linear.sites, int(linear.weight.shape[1])
+        key = (in_features, sites.out_features, sites.num_slices, most)
+        if key in seen:
+            continue
+        seen.add(key)
+        count += warm_up_linear(
+            forward.tables,
+            forward.workspace,
+            in_features=in_features,
+            sites=sites.indices,
+            out_features=sites.out_features,
+            num_slices=sites.num_slices,
+            max_tokens=most,
+        )
+    return count
+
+
+def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
+    """Experts, with adapters and without, and their LoRA ops; returns how many batches it took."""
+    seen: set[object] = set()
+    count = 0
+    for layer in forward.model.layers:
+        moe = layer.mlp
+        if not isinstance(moe, Moe):
+            continue
+        experts = moe.experts
+        up, down = experts.gate_up, experts.down
+        assert not isinstance(up.weight, Mxfp4Weight)
+        assert not isinstance(down.weight, Mxfp4Weight)
+        num_experts, num_rows, hidden = up.weight.shape
+        top_k = _top_k(moe, num_experts, forward)
+        biases = (up.bias is None, down.bias is None)
+        key = (tuple(up.weight.shape), experts.row_order, experts.activation, top_k, biases)
+        if key in seen:
+            continue
+        seen.add(key)
+        base = forward.lora(
+            torch.full((1,), -1, dtype=torch.int32, device=_device(forward)), has_adapters=True
+        )
+        count += warm_up_experts(
+            ExpertProjection(up.weight, up.bias, experts.row_order),
+            ExpertProjection(down.weight, down.bias, None),
+            experts.activation,
+            dtype=forward.tables.arena.dtype,
+            top_k=top_k,
+            max_tokens=max_tokens,
+            lora=ExpertsLora(base.segments, forward.tables, experts.sites.gate_up, experts.sites.down),
+            batch_invariant=experts.batch_invariant,
+        )
+        count += warm_up_moe(
+            forward.tables,
+            forward.workspace,
+            hidden=hidden,
+            inner=num_rows // 2,
+            num_experts=num_experts,
+            top_k=top_k,
+            gate_up_site=experts.sites.gate_up,
+            down_site=experts.sites.down,
+            row_order=experts.row_order,
+            max_tokens=max_tokens,
+        )
+    return count
+
+
+def warm_up_attentions(forward: ForwardPass, *, max_requests: int, max_context_tokens: int) -> int:
+    """Paged attention of all kinds of layers; returns how many kernels there are."""
+    seen: set[object] = set()
+    count = 0
+    for layer, cache in zip(forward.model.layers, forward.cache, strict=True):
+        shape = layer.attention.shape
+        window = sinks = None
+        if isinstance(layer.attention, Attention):
+            if layer.attention.shape.chunk is not None:
+                continue
+            window, sinks = layer.attention.shape.window, layer.attention.sinks
+        key = (shape.num_heads, _sizes(cache), shape.scale, window, sinks is None)
+        if key in seen or cache.keys.shape[3] > MAX_DIM:
+            continue
+        seen.add(key)
+        count += warm_up_attention(
+            cache.keys,
+            cache.values,
+            num_heads=shape.num_heads,
+            scale=shape.scale,
+            max_requests=max_requests,
+            max_tokens=max_context_tokens,
+            window=window,
+            sinks=sinks,
+        )
+    return count
+
+
+def warm_up_sampler(forward: ForwardPass, *, max_requests: int) -> None:
+    """Everything that may choose a token."""
+    head = forward.model.lm_head.weight
+    warm_up_sampling(int(head.shape[0]), head.dtype, max_requests)
+
+
+def _top_k(moe: Moe, num_experts: int, forward: ForwardPass) -> int:
+    """Experts of a token: the routing rule is a function, whose answer says it."""
+    logits = torch.zeros((1, num_experts), dtype=forward.tables.arena.dtype, device=_device(forward))
+    return int(moe.routing(logits)[1].shape[1])
+
+
+def _sizes(cache: LayerCache) -> tuple[int, ...]:
+    return (*cache.keys.shape[1:], *cache.values.shape[1:])
+
+
+def _device(forward: ForwardPass) -> torch.device:
+    return forward.sampled.device

@@ -1,0 +1,99 @@
+"""What a start runs before requests: steps that leave nothing behind, and which ops there are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from inference_service.domain.step import ModelRunnerOutput, SchedulerOutput
+from inference_service.execution.backend import DeviceBackend, load_backend, make_builder
+from inference_service.execution.config import BackendConfig
+from inference_service.execution.request_table import RequestTable
+from inference_service.execution.warm_up import Phases, StepLimits, run_steps
+from inference_service.execution.warm_up_ops import can_capture, linears
+from tests.support.fixtures import FIXTURES
+from tests.support.random_adapters import activate_random
+from tests.support.runner import DrivenRequest, drive
+from tests.support.tiny_model import write_model
+
+
+def make(path: Path, **changes: object) -> DeviceBackend:
+    """A small backend."""
+    config = BackendConfig(
+        str(path), num_threads=1, num_blocks=20, block_tokens=8, max_step_tokens=100, max_context_tokens=60,
+        max_running_requests=4, arena_bytes=8 << 20, host_pool_bytes=32 << 20, **changes,  # pyright: ignore[reportArgumentType]
+    )  # fmt: skip
+    return load_backend(config)
+
+
+def test_steps_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths beyond a request's context go to several; afterwards requests run as without them."""
+    path = write_model(tmp_path / "model")
+    requests = [DrivenRequest((1, 2, 3), slot) for slot in (-1, 0)]
+    cold, warm = make(path), make(path)
+    lengths: list[int] = []
+    execute = warm.runner.execute
+
+    def noted(step: SchedulerOutput) -> ModelRunnerOutput:
+        lengths.append(step.num_tokens)
+        return execute(step)
+
+    monkeypatch.setattr(warm.runner, "execute", noted)
+    run_steps(warm.runner, StepLimits(100, 4, 60, 160, 8))
+    assert lengths[0] == 100
+    assert {1, 2, 17, 64} <= set(lengths)
+    assert len(warm.runner._table) == 0
+    for backend in (cold, warm):
+        activate_random(backend, tmp_path / "adapter", 0, rank=4)
+    assert drive(warm, requests, num_tokens=6) == drive(cold, requests, num_tokens=6)
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "captures"),
+    # A layer has qkv, o and a router, or gate_up and down, or both; latent attention has four or three.
+    [("qwen3_moe", 9, True), ("gpt_oss", 12, True), ("llama4", 18, False), ("deepseek_v2", 17, True)],
+)
+def test_every_projection_is_found(model: str, count: int, captures: bool) -> None:
+    """Each kind of layer's; attention in chunks cannot be captured."""
+    backend = load_backend(BackendConfig(str(FIXTURES / "models" / model), num_threads=1, num_blocks=8))
+    decoder = backend.runner._forward.model
+    found = list(linears(decoder))
+    assert len(found) == len(set(map(id, found)))
+    weights = {id(linear.weight) for linear in found}
+    assert id(decoder.lm_head.weight) not in weights
+    assert len(found) == count
+    assert can_capture(decoder) is captures
+
+
+def test_a_fixed_shape_of_no_request_is_all_padding(tmp_path: Path) -> None:
+    """What a graph is captured with: no tokens, no adapters, the spare block."""
+    backend = make(write_model(tmp_path / "model"), graph_batch_sizes=(3,))
+    runner = backend.runner
+    (short,) = runner._builder.shapes.all()
+    inputs = runner._builder.idle(short)
+    assert inputs.token_slot.tolist() == [-1] * 3
+    assert inputs.sequence_lens.tolist() == [0] * 3
+    assert inputs.query_starts.tolist() == [0, 1, 2, 3]
+    assert inputs.slot_mapping.tolist() == [20 * 8] * 3
+    assert inputs.source_rows.tolist() == [0] * 3
+    assert inputs.places.tolist() == [4] * 3
+    before = [cache.keys[:-1].clone() for cache in runner._forward.cache]
+    with torch.inference_mode():
+        hidden = runner._graphs.run(inputs, has_adapters=False)
+    assert hidden.states.isfinite().all()
+    assert all(
+        torch.equal(cache.keys[:-1], keys) for cache, keys in zip(runner._forward.cache, before, strict=True)
+    )
+    builder = make_builder(BackendConfig("", graph_batch_sizes=()), RequestTable(4, 60, 8), runner._forward)
+    assert builder.shapes.pick(1, 1) is None
+
+
+def test_phases_are_timed() -> None:
+    """In order, in seconds."""
+    phases = Phases()
+    with phases.phase("a"):
+        pass
+    with phases.phase("b"):
+        pass
+    assert list(phases.seconds) == ["a_s", "b_s"]
+    assert all(seconds >= 0 for seconds in phases.seconds.values())
