@@ -141,9 +141,7 @@ class EngineLoop:
                 else:
                     self._grammars.add(request)
             case AbortRequest(request_id):
-                if (request := self._grammars.withdraw(request_id)) is not None:
-                    self._scheduler.add(request, self._clock())
-                self._scheduler.abort(request_id, self._clock())
+                self._abort(request_id)
             case SetDesired(call_id, desired, store_url):
                 self._source.set_store_url(store_url)
                 self._residency.set_desired(desired)
@@ -174,6 +172,17 @@ class EngineLoop:
                 self._side.send(Reply(call_id, adapters=tuple(self._residency.resident())))
             case Shutdown():
                 self._is_ending = True
+
+    def _abort(self, request_id: str) -> None:
+        request = self._grammars.withdraw(request_id)
+        if request is None:
+            self._scheduler.abort(request_id, self._clock())
+            return
+        # Let in only for the output that says how it ended. All samples at once, though each has an abort of
+        # its own on the way: none of them has a matcher, so none may see a step.
+        self._scheduler.add(request, self._clock())
+        for sample in request.samples():
+            self._scheduler.abort(sample.request_id, self._clock())
 
     def _reply_load(self, call_id: int, end: ResidentAdapter | ServiceError) -> None:
         if isinstance(end, ServiceError):
