@@ -230,7 +230,7 @@ def _of_kind(
         ranks=tuple(sorted({p.rank for p in pieces})),
         scales=tuple(sorted({p.scale for p in pieces})),
         layouts=tuple(sorted({p.layout for p in pieces})),
-        slices=tuple(name for name in names if name in sliced) if len(names) > 1 else (),
+        slices=tuple(name for name in names if name in sliced) if len(sliced) < len(names) else (),
         min_experts=min(counts, default=0),
         max_experts=max(counts, default=0),
         num_experts=site.num_experts,

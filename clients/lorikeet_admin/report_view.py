@@ -39,7 +39,7 @@ def show_report(console: Console, report: UploadReport, *, is_verbose: bool) -> 
 def show_probe(console: Console, revision: Revision) -> None:
     """What a node found out about a revision, in one line."""
     if revision.probe is None:
-        console.print("not probed: `lorikeet adapters probe NAME` compares it with the base model")
+        console.print("not probed yet: `lorikeet adapters probe NAME` compares it with the base model now")
         return
     probe = revision.probe
     when = f" at {probe.time:%Y-%m-%d %H:%M:%S} UTC" if probe.time else ""

@@ -538,7 +538,7 @@ class SiteCoverage(_message.Message):
     def layouts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def slices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Slices with weights, e.g. "gate"; empty where the site has only one."""
+        """Slices with weights, e.g. "gate", where others have none; empty: all of them."""
 
     def __init__(
         self,
