@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from inference_service.domain.errors import QueueFullError
+from inference_service.domain.errors import NotReadyError, QueueFullError
 from inference_service.domain.structured_output import (
     Constraint,
     GrammarRefusedError,
@@ -55,6 +55,7 @@ class GrammarChecker:
             GrammarRefusedError: it is invalid or takes too much.
             GrammarsUnavailableError: this node or its model cannot do structured output.
             QueueFullError: too many of the tenant's constraints wait already.
+            NotReadyError: the process was ended from outside.
         """
         key = hashlib.sha256(msgspec.json.encode(constraint)).digest()
         answer = self._remembered.get(key)
@@ -82,7 +83,14 @@ class GrammarChecker:
     async def _check(self, key: bytes, constraint: Constraint, tenant: str) -> Answer:
         if self._num_waiting[tenant] >= _MAX_WAITING_OF_TENANT:
             raise QueueFullError(
-                f"{_MAX_WAITING_OF_TENANT} constraints of this tenant wait to be compiled", retry_after_s=1.0
+                f"{_MAX_WAITING_OF_TENANT} constraints of this tenant wait to be compiled",
+                metadata={
+                    "field": "sampling.structured_output",
+                    "limit": "max_waiting_constraints",
+                    "value": str(self._num_waiting[tenant] + 1),
+                    "maximum": str(_MAX_WAITING_OF_TENANT),
+                },
+                retry_after_s=1.0,
             )
         self._num_waiting[tenant] += 1
         try:
@@ -98,6 +106,8 @@ class GrammarChecker:
                 del self._num_waiting[tenant], self._tenants[tenant]
 
     async def _ask(self, constraint: Constraint) -> Answer:
+        if self._process is not None and self._process.returncode is not None:
+            await self._end()
         process = self._process or await self._start()
         assert process.stdin is not None
         body = msgspec.json.encode(constraint)
@@ -109,7 +119,9 @@ class GrammarChecker:
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             status = await self._end()
             log.warning("grammar.check_ended", exit_status=status, kind=constraint.kind.value)
-            if status in {-signal.SIGXCPU, -signal.SIGKILL}:
+            if status in {0, -signal.SIGKILL, -signal.SIGTERM}:  # not of itself
+                raise NotReadyError("the process that checks grammars was ended", retry_after_s=1.0) from None
+            if status == -signal.SIGXCPU:
                 return Answer(refusal=f"compiling it takes more than {CPU_LIMIT_S} s")
             return Answer(refusal="compiling it takes too much memory")
         except BaseException:

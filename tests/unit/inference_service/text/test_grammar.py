@@ -1,0 +1,231 @@
+"""Token masks against every token of the vocabulary, tried by another expression engine; what is refused."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import regex
+
+from inference_service.domain.structured_output import (
+    Constraint,
+    ConstraintKind,
+    GrammarRefusedError,
+    GrammarsUnavailableError,
+)
+from inference_service.text import grammar as grammar_module
+from inference_service.text.grammar import GrammarCompiler, Matcher, missing_library, serialized_grammar
+from inference_service.text.tokenizer import Tokenizer
+from tests.support.grammar_models import make_compiler
+
+MODELS = ("bytes", "sentencepiece", "merges", "harmony", "storyteller")
+# Byte expressions, so that parts of characters count; each matches no more than a few dozen bytes.
+EXPRESSIONS = (
+    "[a-f]{2,9}x?",
+    "(the|then|there|thus)( end)?[.!]",
+    "(true|false|[0-9]{1,3})",
+    " ?h?i{1,3}",
+    "(é|ü|€|😀){1,3}",
+    '"[^"\\n]{0,9}"',
+)
+
+
+def allowed(matcher: Matcher, vocab_size: int) -> set[int]:
+    """Tokens that may come next."""
+    mask = np.zeros((1, -(-vocab_size // 32)), np.int32)
+    matcher.fill_masks([matcher], mask)
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8)[0], bitorder="little")).tolist())
+
+
+def viable(expression: "regex.Pattern[bytes]", text: bytes) -> bool:
+    """Whether the text can go on to a match, by the regex package."""
+    return expression.fullmatch(text, partial=True) is not None
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_masks_along_random_answers(model: str, expression: str, tmp_path: Path) -> None:
+    """At each step the mask has exactly the tokens that lead on, or the one of them that is forced.
+
+    Byte expressions of `regex` see bytes where llguidance keeps to UTF-8: a class of all but a few characters
+    is compared where those are ASCII.
+    """
+    compiler, tokenizer, end = make_compiler(tmp_path, model)
+    vocab_size = tokenizer.vocab_size + 21
+    start = compiler.compile(serialized_grammar(Constraint(ConstraintKind.REGEX, expression)))
+    oracle = regex.compile(expression.encode())
+    draw = random.Random(0)
+    for _ in range(3):
+        matcher, text = start.fork(), b""
+        while True:
+            mask = allowed(matcher, vocab_size)
+            tried = {
+                token_id
+                for token_id in range(tokenizer.vocab_size)
+                if not tokenizer.is_special(token_id)
+                and viable(oracle, text + tokenizer.token_bytes(token_id))
+            }
+            if "[^" in expression:  # llguidance keeps to UTF-8, the oracle's bytes do not
+                tried = {i for i in tried if (text + tokenizer.token_bytes(i)).isascii()}
+                mask = {i for i in mask if (text + tokenizer.token_bytes(i)).isascii()}
+            is_complete = oracle.fullmatch(text) is not None
+            assert (end in mask) == is_complete, text
+            tokens = mask - {end}
+            assert tokens <= tried, text
+            assert tokens == tried or (len(mask) == 1 and not is_complete), (text, tried - tokens)
+            token_id = draw.choice(sorted(mask))
+            matcher.advance([token_id])
+            if token_id == end:
+                break
+            text += tokenizer.token_bytes(token_id)
+        assert oracle.fullmatch(text)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_first_masks_are_llguidances_own(model: str, tmp_path: Path) -> None:
+    """Every token of the vocabulary is tried alone; a forced token is one of those."""
+    compiler, tokenizer, _ = make_compiler(tmp_path, model)
+    for constraint in (
+        Constraint(ConstraintKind.JSON_OBJECT),
+        Constraint(ConstraintKind.JSON_SCHEMA, '{"type": ["number", "boolean", "array"]}'),
+        Constraint(ConstraintKind.GRAMMAR, "start: (WORD | /[0-9]+/)+\nWORD: /[A-Za-z]+ ?/"),
+        Constraint(ConstraintKind.CHOICE, choices=("abc", "abd", "x", "été")),
+    ):
+        matcher = compiler.compile(serialized_grammar(constraint))
+        mask = allowed(matcher, tokenizer.vocab_size + 21)
+        tried = {i for i in range(tokenizer.vocab_size) if matcher.inner.validate_tokens([i]) == 1}
+        assert mask
+        assert mask == tried or (len(mask) == 1 and mask < tried)
+
+
+@pytest.mark.parametrize("vocab_size", [533, 512, 400, 100])
+def test_only_tokens_that_both_know(vocab_size: int, tmp_path: Path) -> None:
+    """A wildcard allows neither the padding of a larger head nor what a smaller one lacks."""
+    compiler, tokenizer, _ = make_compiler(tmp_path, "merges", vocab_size=vocab_size)
+    matcher = compiler.compile(serialized_grammar(Constraint(ConstraintKind.GRAMMAR, "start: <[*]> /a/")))
+    mask = allowed(matcher, vocab_size)
+    assert mask == set(range(min(vocab_size, tokenizer.vocab_size)))
+    padding = Constraint(ConstraintKind.GRAMMAR, "start: <[515-530]>")
+    with pytest.raises(GrammarRefusedError):
+        compiler.compile(serialized_grammar(padding))
+
+
+def test_special_tokens_in_grammars(tmp_path: Path) -> None:
+    """Harmony's channels by name; nothing but the grammar brings them."""
+    compiler, tokenizer, end = make_compiler(tmp_path, "harmony")
+    names = {tokenizer.token_bytes(i).decode(): i for i in range(256, tokenizer.vocab_size)}
+    text = 'start: <|channel|> "final" <|message|> BODY\nBODY: /[a-z]{3}/'
+    matcher = compiler.compile(serialized_grammar(Constraint(ConstraintKind.GRAMMAR, text)))
+    size = tokenizer.vocab_size + 21
+    assert allowed(matcher, size) == {names["<|channel|>"]}
+    matcher.advance([names["<|channel|>"], *b"final", names["<|message|>"]])
+    assert allowed(matcher, size) == set(b"abcdefghijklmnopqrstuvwxyz")
+    matcher.advance(b"xyz")
+    assert allowed(matcher, size) == {end}
+
+
+def test_batches_and_forks(tmp_path: Path) -> None:
+    """Many masks at once are those of one at a time; forks go their own ways."""
+    compiler, tokenizer, end = make_compiler(tmp_path, "merges", num_padding=0)
+    size = tokenizer.vocab_size
+    starts = [
+        compiler.compile(serialized_grammar(Constraint(ConstraintKind.REGEX, expression)))
+        for expression in EXPRESSIONS
+    ]
+    masks = np.zeros((2 * len(starts), -(-size // 32)), np.int32)
+    matchers = [fork for start in starts for fork in (start.fork(), start.fork())]
+    for index, matcher in enumerate(matchers[1::2]):
+        matcher.advance([min(allowed(starts[index], size) - {end})])
+    matchers[0].fill_masks(matchers, masks)
+    for row, matcher in enumerate(matchers):
+        bits = np.flatnonzero(np.unpackbits(masks[row].view(np.uint8), bitorder="little"))
+        assert set(bits.tolist()) == allowed(matcher, size)
+    assert [allowed(matcher, size) for matcher in matchers[::2]] == [allowed(s, size) for s in starts]
+
+
+def test_errors_allow_nothing(tmp_path: Path) -> None:
+    """A token outside the grammar, a limit: an error that stays, and no token, not even the end."""
+    compiler, tokenizer, _ = make_compiler(tmp_path, "bytes")
+    matcher = compiler.compile(serialized_grammar(Constraint(ConstraintKind.REGEX, "ab")))
+    matcher.advance(b"x")
+    assert matcher.error()
+    assert allowed(matcher, tokenizer.vocab_size + 21) == set()
+    deep = Constraint(ConstraintKind.GRAMMAR, 'start: "a"{1000000000}')
+    matcher = compiler.compile(serialized_grammar(deep))
+    for _ in range(5):
+        matcher.advance(b"a")
+        mask = allowed(matcher, tokenizer.vocab_size + 21)
+    assert bool(mask) != bool(matcher.error())
+
+
+def test_after_the_end(tmp_path: Path) -> None:
+    """Tokens after an end-of-sequence token change nothing and are no error."""
+    compiler, _, end = make_compiler(tmp_path, "bytes")
+    matcher = compiler.compile(serialized_grammar(Constraint(ConstraintKind.REGEX, "a+")))
+    matcher.advance([*b"aa", end, *b"zz", end])
+    assert matcher.error() == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        (ConstraintKind.JSON_SCHEMA, "{", "line 1"),
+        (ConstraintKind.JSON_SCHEMA, '{"$ref": "https://example.com/s.json"}', "example.com"),
+        (ConstraintKind.JSON_SCHEMA, '{"$ref": "#"}', "no answer satisfies"),
+        (ConstraintKind.JSON_SCHEMA, '{"not": {}}', "not"),
+        (ConstraintKind.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "look-around"),
+        (ConstraintKind.JSON_SCHEMA, "false", "schema is false"),
+        (ConstraintKind.JSON_SCHEMA, '{"type": "array", "items": ' * 200 + "{}" + "}" * 200, "recursion"),
+        (ConstraintKind.JSON_SCHEMA, json.dumps({"enum": [f"v{i}" for i in range(50_000)]}), "too big"),
+        (ConstraintKind.REGEX, "(", "regex"),
+        (ConstraintKind.REGEX, r"(a)\1", "backreferences"),
+        (ConstraintKind.GRAMMAR, "start: nothing", "unknown name"),
+        (ConstraintKind.GRAMMAR, "no rules", "rule"),
+        (ConstraintKind.GRAMMAR, "start: <|nobody|>", "nobody"),
+        (ConstraintKind.GRAMMAR, "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
+        (ConstraintKind.GRAMMAR, "start: A\nA: /a/ & /b/", "no answer satisfies"),
+        (ConstraintKind.GRAMMAR, '{"grammars": [{"json_schema": {}}]}', r"1\(1\)"),
+    ],
+)
+def test_refused_with_words(kind: ConstraintKind, text: str, words: str, tmp_path: Path) -> None:
+    """Llguidance's own, on one short line."""
+    compiler, _, _ = make_compiler(tmp_path, "merges")
+    with pytest.raises(GrammarRefusedError, match=words) as caught:
+        compiler.compile(serialized_grammar(Constraint(kind, text)))
+    assert "\n" not in str(caught.value)
+    assert 0 < len(str(caught.value)) <= 500
+
+
+def test_answers_that_no_token_can_begin(tmp_path: Path) -> None:
+    """A model whose head lacks the tokens."""
+    compiler, _, _ = make_compiler(tmp_path, "bytes", vocab_size=97)
+    with pytest.raises(GrammarRefusedError):
+        compiler.compile(serialized_grammar(Constraint(ConstraintKind.REGEX, "b+")))
+
+
+def test_models_without_structured_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library, no end-of-sequence token, another decoder, other bytes: each is named."""
+    compiler, tokenizer, end = make_compiler(tmp_path, "bytes")
+    assert missing_library() == ""
+    del compiler
+    with pytest.raises(GrammarsUnavailableError, match="end-of-sequence"):
+        GrammarCompiler(tmp_path / "bytes", 300, ())
+    with monkeypatch.context() as patch:
+        patch.setattr(Tokenizer, "token_bytes", lambda self, i: b"?" if i == 65 else bytes([i % 256]))
+        with pytest.raises(GrammarsUnavailableError, match=r"token 65 .*b'A', this server as b'\?'"):
+            GrammarCompiler(tmp_path / "bytes", 256, (end,))
+    description: dict[str, Any] = json.loads(tokenizer.to_json())
+    description["decoder"] = {
+        "type": "Metaspace",
+        "replacement": "_",
+        "prepend_scheme": "never",
+        "split": True,
+    }
+    (tmp_path / "bytes" / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(GrammarsUnavailableError, match=r"cannot read its tokenizer\.json: .*decoder"):
+        GrammarCompiler(tmp_path / "bytes", 300, (end,))
+    monkeypatch.setattr(grammar_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(GrammarsUnavailableError, match="package llguidance"):
+        GrammarCompiler(tmp_path / "bytes", 300, (end,))
