@@ -117,6 +117,7 @@ class Stack:
         node_flags: Sequence[str] = (),
         manager_flags: Sequence[str] = (),
         dtype: str = "float32",
+        device: str = "cpu",
     ) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root
@@ -127,7 +128,7 @@ class Stack:
             [
                 sys.executable, "-m", "inference_service", "--model-dir", str(model_dir),
                 "--listen", self.node_address,
-                "--dtype", dtype, "--device", "cpu", "--data-dir", str(root / "node"), *node_flags,
+                "--dtype", dtype, "--device", device, "--data-dir", str(root / "node"), *node_flags,
             ],
             root / "node.log",
             {"INFERENCE_NODE_TOKEN": NODE_TOKEN},

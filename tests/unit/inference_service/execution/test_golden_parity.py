@@ -109,6 +109,18 @@ def test_mixed_batch_after_reload(backend: DeviceBackend, model: GoldenModel, tm
     assert backend.arena.used_bytes == 0
 
 
+def test_fixed_shapes(model: GoldenModel, tmp_path: Path) -> None:
+    """Decode steps filled up to a size that they never have, base and adapters in one batch."""
+    backend = make_backend(model.name, graph_batch_sizes=(11, 23))
+    chosen = [a for a in model.adapters() if a["name"] in model.mixed[:2]]
+    for slot, adapter in enumerate(chosen):
+        activate(backend, f"{model.golden}/{adapter['name']}", slot, tmp_path)
+    results = drive(backend, [request for slot in (0, -1, 1) for request in requests(model, slot)])
+    goldens = (chosen[0]["golden"], model.base, chosen[1]["golden"])
+    for index, golden in enumerate(goldens):
+        check(golden, results[4 * index : 4 * index + 4])
+
+
 def test_base_rows_keep_their_bits(backend: DeviceBackend, model: GoldenModel, tmp_path: Path) -> None:
     """Base requests in a batch of the same shape: bit-equal with adapters beside them and without.
 
