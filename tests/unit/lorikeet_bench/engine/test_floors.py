@@ -1,0 +1,96 @@
+"""Floors by arithmetic on paper, from the released models' sizes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lorikeet_bench.engine.decode_profile import DecodeProfile, OpTime
+from lorikeet_bench.engine.floors import FloorModel
+from lorikeet_bench.engine.profile_watch import summarize_spans
+from lorikeet_bench.load.generated_adapters import AdapterShape
+from lorikeet_bench.model_shape import shape_config
+
+# gpt-oss-20b: 24 layers, H = I = 2880, 32 experts top-4, 64 query and 8 key-value heads of 64.
+EXPERT = 3 * 2880 * 2880 * 17 / 32
+ATTENTION = 2 * (2880 * (64 + 8 + 8) * 64 + 64 * 64 * 2880)
+ROUTER = 2 * 2880 * 32
+HEAD = 2 * 201_088 * 2880
+PAIR = 2 * 32 * (2880 + 5760 + 2880 + 2880)
+DENSE_ADAPTER = 2 * 32 * ((2880 + 4096) + 2 * (2880 + 512) + (4096 + 2880))
+TOKEN = 2 * 2 * 8 * 64
+
+
+@pytest.fixture
+def gpt_oss(tmp_path: Path) -> FloorModel:
+    """The released shape with rank-32 adapters on attention and experts."""
+    (tmp_path / "config.json").write_text(json.dumps(shape_config("gpt-oss-20b")))
+    return FloorModel.read(tmp_path, torch.bfloat16, AdapterShape())
+
+
+def test_one_stream_reads_four_experts(gpt_oss: FloorModel) -> None:
+    """Windowed layers keep 128 tokens in sight, full ones all."""
+    found = gpt_oss.decode(1, 8, 1900)
+    assert found.dense == 24 * (ATTENTION + ROUTER)
+    assert found.experts == pytest.approx(24 * 4 * EXPERT)
+    assert found.lm_head == HEAD
+    assert found.adapters == pytest.approx(24 * (4 * PAIR + DENSE_ADAPTER))
+    assert found.kv_cache == 12 * TOKEN * (1900 + 128)
+    assert found.total == pytest.approx(3.9e9, rel=0.01)
+    assert found.seconds == pytest.approx(0.9e-3, rel=0.01)
+
+
+def test_many_streams_read_what_even_routing_reads(gpt_oss: FloorModel) -> None:
+    """32 streams over 8 adapters: four tokens each."""
+    found = gpt_oss.decode(32, 8, 1900)
+    assert found.experts == pytest.approx(24 * 32 * (1 - (7 / 8) ** 32) * EXPERT)
+    assert found.adapters == pytest.approx(24 * 8 * (32 * (1 - (7 / 8) ** 4) * PAIR + DENSE_ADAPTER))
+    assert found.total == pytest.approx(16.6e9, rel=0.01)
+    base = gpt_oss.decode(32, 0, 1900)
+    assert base.adapters == 0
+    assert base.total / found.total == pytest.approx(0.84, abs=0.01)
+    assert gpt_oss.decode(32, 64, 1900) == gpt_oss.decode(32, 32, 1900)
+    assert sum(found.by_part().values()) == pytest.approx(found.seconds)
+
+
+def test_a_prompt_is_multiplications(gpt_oss: FloorModel) -> None:
+    """Projections, four experts a token, and attention's triangle or band."""
+    tokens = 1600
+    weights = 2 * tokens * 24 * ((ATTENTION + ROUTER) / 2 + 4 * 3 * 2880 * 2880)
+    full, band = tokens**2 / 2, 128 * tokens - 128**2 / 2
+    attention = 4 * 64 * 64 * 12 * (full + band)
+    assert gpt_oss.prefill_s(tokens) == pytest.approx((weights + attention) / 790e12)
+    assert gpt_oss.closed_loop_ttft_s(3, tokens) == pytest.approx(2 * gpt_oss.prefill_s(tokens))
+    step_s = gpt_oss.decode(32, 8, 1900).seconds
+    whole_s = 32 * gpt_oss.prefill_s(tokens) + 600 * step_s
+    assert gpt_oss.closed_loop_tokens_per_s(32, 8, tokens, 600) == pytest.approx(32 * 600 / whole_s)
+
+
+def test_kernels_of_two_streams_are_counted_once_where_they_overlap() -> None:
+    """[0, 10] and [4, 6] on another stream, idle to 13, [13, 20]; over two steps."""
+    spans = [(0.0, 10.0, "a"), (4.0, 6.0, "b"), (13.0, 20.0, "a")]
+    ops, gaps, busy_us, gap_us = summarize_spans(spans, 2)
+    assert ops == (OpTime("a", 1.0, 8.5), OpTime("b", 0.5, 1.0))
+    assert (busy_us, gap_us) == (8.5, 1.5)
+    assert [(gap.after, gap.before, gap.us) for gap in gaps] == [("a", "a", 1.5)]
+
+
+def test_kernels_are_sorted_into_parts() -> None:
+    """By names that the kernels have."""
+    names = {
+        "_mxfp4_decode_kernel": "experts",
+        "_pair_lora_kernel": "adapters",
+        "_segment_lora_kernel": "adapters",
+        "_decode_kernel": "attention",
+        "nvjet_tst_64x8_64x16_4x1_v_bz_TNT": "projections, lm_head",
+        "_route_kernel": "routing",
+        "_rms_norm_kernel": "norms, rotation, cache",
+        "_largest_kernel": "sampling",
+        "Memcpy DtoH (Device -> Pinned)": "copies",
+        "something else": "other",
+    }
+    profile = DecodeProfile("gpu", 1, 1, 0, 0, 0, 0, tuple(OpTime(name, 1, 1.0) for name in names))
+    parts = profile.by_part()
+    assert parts["adapters"] == 2.0
+    assert set(parts) == set(names.values())
