@@ -22,9 +22,12 @@ _REASONS = {
     "ADAPTER_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
     "DUPLICATE_REQUEST": grpc.StatusCode.ALREADY_EXISTS,
     "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # Where bad words or biases leave no token that a grammar would take.
+    "GRAMMAR_FAILED": grpc.StatusCode.FAILED_PRECONDITION,
 }
 _REASONS_THAT_END = {
     pb.FINISH_REASON_STOP_TOKEN, pb.FINISH_REASON_STOP_STRING, pb.FINISH_REASON_LENGTH,
+    pb.FINISH_REASON_ABORTED,
 }  # fmt: skip
 
 
@@ -37,7 +40,11 @@ def check_error(error: grpc.aio.AioRpcError) -> str:
     assert info.domain == "lorikeet"
     assert _REASONS.get(info.reason) is error.code(), f"{info.reason}: {error.code()} {error.details()}"
     assert error.details()
-    assert info.metadata["field"], (info.reason, error.details(), dict(info.metadata))
+    assert info.reason == "GRAMMAR_FAILED" or info.metadata["field"], (
+        info.reason,
+        error.details(),
+        dict(info.metadata),
+    )
     if info.reason in {"LIMIT_EXCEEDED", "QUEUE_FULL"}:
         assert info.metadata["limit"], error.details()
         assert int(info.metadata["value"]) > int(info.metadata["maximum"]), dict(info.metadata)
@@ -113,7 +120,8 @@ def _check_answer(
             0 if sample.index else num_prompt, len(sample.tokens),
         )  # fmt: skip
         assert usage.cached_tokens < max(1, usage.prompt_tokens)
-        assert 0 < len(sample.tokens) <= room
+        assert len(sample.tokens) <= room
+        assert sample.tokens or sample.finish.reason == pb.FINISH_REASON_ABORTED
         assert all(token.id < model.vocab_size for token in sample.tokens)
         if sampling.HasField("logprobs"):
             _check_logprobs(sample.tokens, sampling.logprobs, model)

@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from hypothesis import strategies as st
@@ -73,7 +75,39 @@ def sampling_params(draw: st.DrawFn) -> pb.SamplingParams:
     biases = st.dictionaries(tokens, _FLOATS if is_wild else st.floats(-100, 100, width=32), max_size=4)
     for token_id, bias in (draw(rarely(biases, 6)) or {}).items():
         message.logit_bias[token_id] = bias
+    if (output := draw(rarely(structured_outputs(), 6))) is not None:
+        message.structured_output.CopyFrom(output)
     return message
+
+
+_SCHEMAS = st.sampled_from(
+    ['{"type": "boolean"}', '{"enum": ["a", 1, null]}', '{"type": "array", "items": {"type": "null"}}', "{}",
+     '{"type": "nonsense"}', '{"$ref": "#"}', '{"$ref": "http://x"}', "{", "true", "false", '{"not": {}}',
+     '{"minLength": 99999999999}', '{"pattern": "(a|b)*c{9999}"}', '{"anyOf": []}']
+)  # fmt: skip
+_REGEXES = st.sampled_from(["[a-c]{1,8}", "(yes|no)", "a*", "(", "(?=x)y", "", "x{100000}", "\\d+", "[^a]"])
+_GRAMMARS = st.sampled_from(['start: "a" | "b" "c"', "start: start", "start: /(/", "x: y", "", 'start: "a"+'])
+
+
+@st.composite
+def structured_outputs(draw: st.DrawFn) -> pb.StructuredOutput:
+    """Of every kind, sound and senseless."""
+    match draw(st.sampled_from(range(6))):
+        case 0:
+            output = pb.StructuredOutput(json_schema=draw(st.one_of(_SCHEMAS, json_objects(), TEXTS)))
+        case 1:
+            output = pb.StructuredOutput(json_object=draw(st.booleans()))
+        case 2:
+            output = pb.StructuredOutput(regex=draw(st.one_of(_REGEXES, TEXTS)))
+        case 3:
+            output = pb.StructuredOutput(grammar=draw(st.one_of(_GRAMMARS, TEXTS)))
+        case 4:
+            texts = draw(st.lists(st.one_of(_TAME_WORDS, TEXTS), max_size=4))
+            output = pb.StructuredOutput(choice=pb.Choices(values=texts))
+        case _:
+            output = pb.StructuredOutput()
+    output.disable_any_whitespace = draw(st.booleans())
+    return output
 
 
 _NAMES = st.sampled_from(
@@ -199,10 +233,29 @@ def mutated(draw: st.DrawFn, raw: bytes) -> bytes:
     return raw
 
 
-# (method, bytes on the wire)
+class Ending(StrEnum):
+    """What the client does with its call."""
+
+    READ = "read"
+    CANCEL = "cancel"
+    ABORT = "abort"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class RandomCall:
+    """One call: a method and the bytes that it is sent; after `num_read` replies it ends as `ending` says."""
+
+    method: str
+    raw: bytes
+    ending: Ending = Ending.READ
+    num_read: int = 0
+    timeout_s: float | None = None
+
+
 @st.composite
-def calls(draw: st.DrawFn) -> tuple[str, bytes]:
-    """One call: a message as it is, or its bytes mutated, or bytes of nothing."""
+def calls(draw: st.DrawFn) -> RandomCall:
+    """A message as it is, or its bytes mutated, or bytes of nothing; most calls are read to their end."""
     method = draw(st.sampled_from(["Generate", "Generate", "Complete", "Tokenize"]))
     if method == "Tokenize":
         message: Any = draw(tokenize_requests())
@@ -213,8 +266,14 @@ def calls(draw: st.DrawFn) -> tuple[str, bytes]:
     raw: bytes = message.SerializeToString()
     match draw(st.sampled_from(range(10))):
         case 9:
-            return method, draw(st.binary(max_size=64))
+            return RandomCall(method, draw(st.binary(max_size=64)))
         case 7 | 8:
-            return method, draw(mutated(raw))
+            return RandomCall(method, draw(mutated(raw)))
+        case 6:
+            ending = draw(st.sampled_from([Ending.CANCEL, Ending.DEADLINE]))
+            timeout_s = draw(st.floats(0.0, 0.05)) if ending is Ending.DEADLINE else None
+            return RandomCall(method, raw, ending, draw(st.integers(0, 3)), timeout_s)
+        case 5 if method == "Generate":
+            return RandomCall(method, raw, Ending.ABORT, draw(st.integers(0, 3)))
         case _:
-            return method, raw
+            return RandomCall(method, raw)

@@ -33,7 +33,7 @@ from tests.support.reply_checks import (
     check_tokenize,
     check_undecodable,
 )
-from tests.support.request_strategies import calls
+from tests.support.request_strategies import Ending, RandomCall, calls
 
 SEED = int(os.environ.get("LORIKEET_FUZZ_SEED", "20261130"))
 # A hang, that is; the slowest answers take half a second on an idle machine.
@@ -51,27 +51,29 @@ class Rig:
     engine: EngineClient
     channel: grpc.aio.Channel
     model: model_pb2.GetModelResponse
-    num_calls: int = 0
-    reasons: dict[str, int] | None = None
+    abort: Any
 
     def run(self, work: Any) -> Any:
         """Await on the node's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(2 * ANSWER_S)
 
-    async def answer(self, method: str, raw: bytes) -> str:
-        """Send one call and check what comes; the reason where it was refused, else "OK"."""
-        message, reason = None, None
-        kind = "unary_stream" if method == "Generate" else "unary_unary"
-        call = getattr(self.channel, kind)(PATH + method)(raw, metadata=AUTH, timeout=ANSWER_S)
+    async def answer(self, call: RandomCall) -> str:
+        """Make one call and check what comes: "OK", why it was refused, or how this side ended it."""
+        replies: list[bytes] = []
+        reason = None
         try:
-            replies = [reply async for reply in call] if method == "Generate" else [await call]
+            replies = await self._replies(call)
+        except asyncio.CancelledError:
+            return "cancelled"
         except grpc.aio.AioRpcError as error:
+            if call.ending is Ending.DEADLINE and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return "deadline"
             reason = check_error(error)
-        check_undecodable(method, raw, reason)
+        check_undecodable(call.method, call.raw, reason)
         if reason is not None:
             return reason
-        message = REQUEST_TYPES[method].FromString(raw)
-        match method:
+        message = REQUEST_TYPES[call.method].FromString(call.raw)
+        match call.method:
             case "Generate":
                 check_generate(message, [pb.GenerateResponse.FromString(r) for r in replies], self.model)
             case "Complete":
@@ -81,9 +83,29 @@ class Rig:
                 check_tokenize(pb.TokenizeResponse.FromString(replies[0]), self.model)
         return "OK"
 
-    async def answers(self, batch: Sequence[tuple[str, bytes]]) -> list[str]:
+    async def _replies(self, call: RandomCall) -> list[bytes]:
+        timeout_s = ANSWER_S if call.timeout_s is None else call.timeout_s
+        if call.method != "Generate":
+            unary = self.channel.unary_unary(PATH + call.method)(call.raw, metadata=AUTH, timeout=timeout_s)
+            if call.ending is Ending.CANCEL:
+                await asyncio.sleep(call.num_read / 500)
+                unary.cancel()
+            return [await unary]
+        stream = self.channel.unary_stream(PATH + "Generate")(call.raw, metadata=AUTH, timeout=timeout_s)
+        replies: list[bytes] = []
+        while (reply := await stream.read()) is not grpc.aio.EOF:
+            replies.append(reply)
+            if len(replies) == call.num_read:
+                if call.ending is Ending.CANCEL:
+                    stream.cancel()
+                if call.ending is Ending.ABORT:
+                    request_id = pb.GenerateResponse.FromString(reply).request_id
+                    await self.abort(pb.AbortRequest(request_id=request_id), metadata=AUTH, timeout=ANSWER_S)
+        return replies
+
+    async def answers(self, batch: Sequence[RandomCall]) -> list[str]:
         """All at once."""
-        return list(await asyncio.gather(*(self.answer(method, raw) for method, raw in batch)))
+        return list(await asyncio.gather(*map(self.answer, batch)))
 
     async def at_rest(self) -> None:
         """Fails unless everything that requests hold comes back."""
@@ -126,7 +148,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Generator[Rig]:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{await node.start()}")
         stub = inference_service_pb2_grpc.InferenceServiceStub(channel)
         model = await stub.GetModel(model_pb2.GetModelRequest(), metadata=AUTH)
-        return Rig(loop, node, engine, channel, model)
+        return Rig(loop, node, engine, channel, model, stub.Abort)
 
     async def stop(rig: Rig) -> None:
         await rig.channel.close()
@@ -167,7 +189,7 @@ def test_every_answer_is_valid(rig: Rig, num_examples: int) -> None:
         suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink],
     )  # fmt: skip
     @given(st.lists(calls(), min_size=3, max_size=6))
-    def check(batch: list[tuple[str, bytes]]) -> None:
+    def check(batch: list[RandomCall]) -> None:
         for reason in rig.run(rig.answers(batch)):
             counts[reason] = counts.get(reason, 0) + 1
 
