@@ -5,6 +5,7 @@ import math
 import torch
 
 from inference_service.domain.errors import PayloadError
+from inference_service.models import is_finite
 from lorikeet_contract.manifest import PayloadDtype, PayloadSite, TensorRange
 from lorikeet_contract.schema import LoraSite, RowOrder, SiteKind
 
@@ -15,6 +16,11 @@ TORCH_DTYPES = {
 }
 
 
+# Fewer elements than torch would share out among threads, of which each reader's thread would start its own,
+# and few enough to stay in the core's cache between one operation and the next.
+_PART = 32_000
+
+
 def convert_site(
     site: LoraSite,
     stored: PayloadSite,
@@ -23,6 +29,7 @@ def convert_site(
     source_offset: int,
     payload_dtype: PayloadDtype,
     destination: torch.Tensor,
+    destination_offset: int,
     dtype: torch.dtype,
 ) -> None:
     """Fill one site's A and B.
@@ -34,7 +41,8 @@ def convert_site(
         source: bytes [N] of the payload from `source_offset` on.
         source_offset: see `source`.
         payload_dtype: the payload's element type.
-        destination: the revision's bytes on this node.
+        destination: the revision's bytes on this node from `destination_offset` on.
+        destination_offset: see `destination`.
         dtype: the compute dtype.
 
     Raises:
@@ -45,16 +53,61 @@ def convert_site(
         ("B", stored.b, placed.b, _row_factors(site, stored.scales)),
     ):
         values = _view(source, where.offset - source_offset, where, TORCH_DTYPES[payload_dtype])
-        out = _view(destination, target.offset, target, dtype)
-        out.copy_(values if factor is None else values.float() * factor)
-        if not torch.isfinite(out).all():
-            if not torch.isfinite(values).all():
-                raise PayloadError(f"site {site.name}: {name} holds NaN or infinity")
-            raise PayloadError(
-                f"site {site.name}: {name} times its scaling overflows {str(dtype).removeprefix('torch.')}, "
-                "in which this node computes; serve the adapter with --dtype bfloat16 or float32",
-                metadata={"site": site.name, "dtype": str(dtype).removeprefix("torch.")},
-            )
+        out = _view(destination, target.offset - destination_offset, target, dtype)
+        _multiply(values, factor, out)
+        if not is_finite(out):
+            raise _refusal(site, name, dtype, is_stored_finite=is_finite(values))
+
+
+def scale_site(
+    site: LoraSite, placed: PayloadSite, data: torch.Tensor, offset: int, dtype: torch.dtype
+) -> None:
+    """Multiply one site's B, in place; else as `convert_site` of a payload in the compute dtype.
+
+    Args:
+        site: the model's site.
+        placed: its place on this node.
+        data: the revision's bytes on this node from `offset` on.
+        offset: see `data`.
+        dtype: the compute dtype.
+
+    Raises:
+        PayloadError: a value is not finite, or is not once it is multiplied.
+    """
+    for name, where, factor in (("A", placed.a, None), ("B", placed.b, _row_factors(site, placed.scales))):
+        values = _view(data, where.offset - offset, where, dtype)
+        if not is_finite(values):
+            raise _refusal(site, name, dtype, is_stored_finite=False)
+        if factor is not None:
+            _multiply(values, factor, values)
+            if not is_finite(values):
+                raise _refusal(site, name, dtype, is_stored_finite=True)
+
+
+def _multiply(values: torch.Tensor, factor: torch.Tensor | None, out: torch.Tensor) -> None:
+    """`out` is `values`, times `factor` in float32, rounded once; it may be `values` itself."""
+    if factor is not None and factor.numel() > 1:
+        out.copy_(values.float() * factor)
+        return
+    scale = 1.0 if factor is None else float(factor)
+    for part, into in zip(values.view(-1).split(_PART), out.view(-1).split(_PART), strict=True):
+        if factor is None:
+            into.copy_(part)
+        elif part.dtype == into.dtype:
+            torch.mul(part, scale, out=into)  # in float32, whatever the dtype
+        else:
+            into.copy_(part.float().mul_(scale))
+
+
+def _refusal(site: LoraSite, name: str, dtype: torch.dtype, *, is_stored_finite: bool) -> PayloadError:
+    if not is_stored_finite:
+        return PayloadError(f"site {site.name}: {name} holds NaN or infinity")
+    shown = str(dtype).removeprefix("torch.")
+    return PayloadError(
+        f"site {site.name}: {name} times its scaling overflows {shown}, in which this node computes; serve "
+        "the adapter with --dtype bfloat16 or float32",
+        metadata={"site": site.name, "dtype": shown},
+    )
 
 
 def _view(data: torch.Tensor, offset: int, tensor: TensorRange, dtype: torch.dtype) -> torch.Tensor:

@@ -31,14 +31,14 @@ class CpuCopy:
         budget = self.BYTES_PER_CALL
         while self._next < len(layers) and budget > 0:
             layer = layers[self._next]
-            self._destination[layer.begin : layer.end].copy_(self._adapter.data[layer.begin : layer.end])
+            self._destination[layer.begin : layer.end].copy_(self._adapter.layers[self._next])
             budget -= layer.end - layer.begin
             self._next += 1
         return self._next == len(layers)
 
 
 class CudaCopy:
-    """Enqueues every layer on the copy stream at once and asks an event; the host never waits.
+    """Enqueues one copy a layer on the copy stream, all at once, and asks an event; the host never waits.
 
     The copy stream first waits for the compute stream: the range may have belonged to an adapter that steps
     already enqueued still read.
@@ -48,9 +48,8 @@ class CudaCopy:
         self._adapter = adapter
         stream.wait_stream(torch.cuda.current_stream(destination.device))
         with torch.cuda.stream(stream):
-            for layer in adapter.layout.layers:
-                part = slice(layer.begin, layer.end)
-                destination[part].copy_(adapter.data[part], non_blocking=True)
+            for layer, data in zip(adapter.layout.layers, adapter.layers, strict=True):
+                destination[layer.begin : layer.end].copy_(data, non_blocking=True)
         self._done = stream.record_event()
 
     def advance(self) -> bool:

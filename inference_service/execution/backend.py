@@ -17,6 +17,7 @@ from inference_service.execution.decode_graphs import DecodeGraphs
 from inference_service.execution.decode_shapes import DecodeShapes, default_sizes
 from inference_service.execution.device_arena import TensorArena
 from inference_service.execution.forward_pass import ForwardPass
+from inference_service.execution.host_memory import PageableMemory, pinned_memory
 from inference_service.execution.host_pool import PinnedHostPool
 from inference_service.execution.kv_cache import allocate_cache
 from inference_service.execution.memory import MemoryPlan, free_memory, plan_memory
@@ -30,8 +31,9 @@ from inference_service.models import ModelConfigError, compute_dtype, describe_m
 from inference_service.ports import DeviceArena, HostPool
 from lorikeet_kernels.linear import ROW_TILE
 
-# Reading, hashing and converting one revision: sha256 keeps a core busy at about 1.5 GB/s, disks are faster.
-_READ_THREADS = 4
+# Reading, hashing and scaling one revision, outside the interpreter's lock: sha256 keeps a core busy at about
+# 1.5 GB/s, memory and disks are faster.
+_MAX_READ_THREADS = 12
 _STEPS_IN_FLIGHT = 2
 # There wherever NVIDIA's driver is loaded.
 _DRIVER = Path("/dev/nvidiactl")
@@ -63,6 +65,11 @@ def _default_threads() -> int:
     return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) - 1))
 
 
+def _read_threads() -> int:
+    """All cores but those of the engine's and the front end's threads."""
+    return max(2, min(_MAX_READ_THREADS, len(os.sched_getaffinity(0)) - 2))
+
+
 def load_backend(config: BackendConfig) -> DeviceBackend:
     """Load the model and allocate cache, host pool and arena.
 
@@ -89,8 +96,10 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         [layer.attention for layer in spec.layers], plan.num_blocks, config.block_tokens, dtype, device
     )
     placer = AdapterPlacer(model.schema, model.base_digest, dtype.itemsize, config.max_rank)
-    readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="adapter-read")
-    host_pool = PinnedHostPool(placer, dtype, plan.host_pool_bytes, readers, pin_memory=device.type == "cuda")
+    readers = ThreadPoolExecutor(_read_threads(), thread_name_prefix="adapter-read")
+    with phases.phase("host_pool"):
+        memory = pinned_memory(plan.host_pool_bytes) if device.type == "cuda" else PageableMemory()
+    host_pool = PinnedHostPool(placer, dtype, plan.host_pool_bytes, readers, memory)
     arena = TensorArena(
         host_pool,
         placer.indices,

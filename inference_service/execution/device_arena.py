@@ -7,10 +7,12 @@ import numpy as np
 import torch
 
 from inference_service.domain.errors import PayloadError
+from inference_service.execution.adapter_layout import AdapterLayout
 from inference_service.execution.allocation import lazy_zeros
 from inference_service.execution.arena_allocator import ArenaAllocator
 from inference_service.execution.arena_copy import ArenaCopy, CpuCopy, CudaCopy
-from inference_service.execution.host_pool import HostAdapter, PinnedHostPool
+from inference_service.execution.device_copy import to_device
+from inference_service.execution.host_pool import PinnedHostPool
 from lorikeet_contract.manifest import padded_rank
 from lorikeet_kernels.lora_tables import LoraTables
 
@@ -20,9 +22,9 @@ _MOVE_BYTES = 16 << 20
 
 @dataclass(slots=True)
 class _Slot:
-    adapter: HostAdapter
+    layout: AdapterLayout
     begin: int
-    copy: ArenaCopy | None  # None once the tables name it
+    copy: ArenaCopy | None  # None once the tables name it; holds the host's bytes until then
 
 
 class TensorArena:
@@ -58,7 +60,9 @@ class TensorArena:
         self._bytes = lazy_zeros((total_bytes,), torch.uint8, device)
         self._itemsize = dtype.itemsize
         self._slots: dict[int, _Slot] = {}
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._cancelled: list[ArenaCopy] = []  # the device still reads what they hold
+        # Of the lowest priority: where copies and steps' kernels meet, kernels go first.
+        self._stream = torch.cuda.Stream(device, priority=0) if device.type == "cuda" else None
 
         def table(kind: torch.dtype) -> torch.Tensor:
             return torch.zeros((num_slots, len(site_indices)), dtype=kind, device=device)
@@ -94,11 +98,12 @@ class TensorArena:
             if self._stream is None
             else CudaCopy(adapter, destination, self._stream)
         )
-        self._slots[slot] = _Slot(adapter, begin, copy)
+        self._slots[slot] = _Slot(adapter.layout, begin, copy)
         return True
 
     def poll(self) -> Sequence[int]:
         """See ports.DeviceArena."""
+        self._cancelled = [copy for copy in self._cancelled if not copy.advance()]
         done: list[int] = []
         for index, slot in self._slots.items():
             if slot.copy is not None and slot.copy.advance():
@@ -113,8 +118,10 @@ class TensorArena:
         if held is None:
             return
         self.tables.rank[slot] = 0
+        if held.copy is not None and self._stream is not None:
+            self._cancelled.append(held.copy)
         # Bytes still being copied may be handed out at once: later copies follow on the same stream.
-        self._allocator.release(held.begin, held.adapter.layout.num_bytes)
+        self._allocator.release(held.begin, held.layout.num_bytes)
         self.used_bytes = self._allocator.used_bytes
 
     def compact(self) -> bool:
@@ -128,14 +135,14 @@ class TensorArena:
             torch.cuda.current_stream(self._bytes.device).wait_stream(self._stream)
         end_of_last, has_moved = 0, False
         for index, slot in sorted(self._slots.items(), key=lambda item: item[1].begin):
-            num_bytes = slot.adapter.layout.num_bytes
+            num_bytes = slot.layout.num_bytes
             if slot.copy is None and end_of_last < slot.begin and num_bytes:
                 self._move(slot.begin, end_of_last, num_bytes)
                 slot.begin, has_moved = end_of_last, True
                 self._enter(index, slot)
             end_of_last = max(end_of_last, slot.begin + num_bytes)
         if has_moved:
-            held = [(slot.begin, slot.adapter.layout.num_bytes) for slot in self._slots.values()]
+            held = [(slot.begin, slot.layout.num_bytes) for slot in self._slots.values()]
             self._allocator.replace(range_ for range_ in held if range_[1])
         return has_moved
 
@@ -148,17 +155,19 @@ class TensorArena:
 
     def _enter(self, index: int, slot: _Slot) -> None:
         """Point the tables' row at the adapter."""
-        num_sites = len(self._site_indices)
-        offsets = np.zeros((2, num_sites), np.int64)
-        ranks = np.zeros((2, num_sites), np.int32)
-        for layer in slot.adapter.layout.layers:
+        rows = np.zeros((4, len(self._site_indices)), np.int64)  # a_offset, b_offset, rank, num_a
+        for layer in slot.layout.layers:
             for site in layer.sites:
-                column = self._site_indices[layer.payload.layer, site.key]
-                offsets[:, column] = slot.begin + site.a.offset, slot.begin + site.b.offset
-                ranks[:, column] = padded_rank(site.rank), site.num_a
-        offsets //= self._itemsize
+                rows[:, self._site_indices[layer.payload.layer, site.key]] = (
+                    (slot.begin + site.a.offset) // self._itemsize,
+                    (slot.begin + site.b.offset) // self._itemsize,
+                    padded_rank(site.rank),
+                    site.num_a,
+                )
+        # In the order of the stream: steps already enqueued see the tables as they were.
+        on_device = to_device(torch.from_numpy(rows), self._bytes.device)
         tables = self.tables
         for table, row in zip(
-            (tables.a_offset, tables.b_offset, tables.rank, tables.num_a), (*offsets, *ranks), strict=True
+            (tables.a_offset, tables.b_offset, tables.rank, tables.num_a), on_device, strict=True
         ):
-            table[index].copy_(torch.from_numpy(row))
+            table[index].copy_(row)

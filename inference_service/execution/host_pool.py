@@ -1,25 +1,30 @@
 """Adapters in host memory, ready to be copied to the device. Implements ports.HostPool."""
 
-import hashlib
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from inference_service.domain.errors import CapacityError, PayloadError
-from inference_service.execution.adapter_convert import convert_site
-from inference_service.execution.adapter_layout import AdapterLayout, AdapterPlacer, NodeLayer
+from inference_service.domain.errors import CapacityError
+from inference_service.execution.adapter_layout import AdapterLayout, AdapterPlacer
+from inference_service.execution.host_memory import HostMemory
+from inference_service.execution.layer_reader import LayerReader
 from lorikeet_contract.manifest import Manifest, PayloadDtype
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class HostAdapter:
-    """A revision's bytes and layout. Whoever holds this object may read it, dropped from the pool or not."""
+    """A revision's bytes and layout. Whoever holds this object may read it, dropped from the pool or not.
+
+    `layers` [n] uint8, one for each of the layout's, pinned where the device is a GPU. They are not to be
+    kept without the object: its end frees them.
+    """
 
     layout: AdapterLayout
-    data: torch.Tensor  # [N] uint8, pinned where the device is a GPU
+    layers: tuple[torch.Tensor, ...]
 
 
 class PinnedHostPool:
@@ -30,7 +35,7 @@ class PinnedHostPool:
         dtype: compute dtype.
         total_bytes: the pool's limit.
         executor: layers of one revision are read, verified and converted on its threads.
-        pin_memory: page-lock the bytes, as asynchronous copies to a GPU need.
+        memory: where the bytes lie, `total_bytes` of them.
     """
 
     def __init__(
@@ -39,15 +44,14 @@ class PinnedHostPool:
         dtype: torch.dtype,
         total_bytes: int,
         executor: Executor,
-        *,
-        pin_memory: bool,
+        memory: HostMemory,
     ) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
         self._placer = placer
-        self._dtype = dtype
+        self._reader = LayerReader(placer, dtype)
         self._executor = executor
-        self._pin_memory = pin_memory
+        self._memory = memory
         self._adapters: dict[str, HostAdapter] = {}
         self._reading: set[str] = set()
         self._changed = threading.Condition()
@@ -76,17 +80,26 @@ class PinnedHostPool:
                     f"revision {digest} needs {layout.num_bytes} bytes of the host pool, "
                     f"{self.total_bytes - self.used_bytes} of {self.total_bytes} are free"
                 )
+            ranges = self._memory.take([layer.end - layer.begin for layer in layout.layers])
+            if ranges is None:
+                raise CapacityError(
+                    f"revision {digest} needs {layout.num_bytes} bytes of the host pool, whose free ones are "
+                    "in pieces too small, or still being copied from"
+                )
             self.used_bytes += layout.num_bytes
             self._reading.add(digest)
         adapter: HostAdapter | None = None
         try:
-            adapter = self._read(manifest.dtype, layout, Path(payload_path))
+            self._read(manifest.dtype, layout, Path(payload_path), ranges)
+            adapter = HostAdapter(layout, tuple(ranges))
         finally:
             with self._changed:
                 self._reading.discard(digest)
                 if adapter is None:
+                    self._memory.give_back(ranges)
                     self.used_bytes -= layout.num_bytes
                 else:
+                    self._memory.give_back_with(adapter, ranges)
                     self._adapters[digest] = adapter
                 self._changed.notify_all()
         return layout.num_bytes
@@ -103,49 +116,14 @@ class PinnedHostPool:
         with self._changed:
             return self._adapters.get(digest)
 
-    def _read(self, payload_dtype: PayloadDtype, layout: AdapterLayout, path: Path) -> HostAdapter:
-        data = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=self._pin_memory)
+    def _read(
+        self, payload_dtype: PayloadDtype, layout: AdapterLayout, path: Path, ranges: Sequence[torch.Tensor]
+    ) -> None:
         # All layers end before an error leaves: none may still write into bytes that are given up.
         futures = [
-            self._executor.submit(self._read_layer, layer, payload_dtype, path, data)
-            for layer in layout.layers
+            self._executor.submit(self._reader.read, layer, payload_dtype, path, part)
+            for layer, part in zip(layout.layers, ranges, strict=True)
         ]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
-        return HostAdapter(layout, data)
-
-    def _read_layer(
-        self, layer: NodeLayer, payload_dtype: PayloadDtype, path: Path, data: torch.Tensor
-    ) -> None:
-        stored = layer.payload
-        what = "the sites outside the layers" if stored.layer is None else f"layer {stored.layer}"
-        raw = bytearray(stored.num_bytes)
-        try:
-            with path.open("rb") as file:
-                file.seek(stored.offset)
-                count = file.readinto(raw)
-        except OSError as error:
-            # No path: this text reaches the tenant.
-            raise PayloadError(f"its payload cannot be read: {error.strerror}") from error
-        if count != stored.num_bytes:
-            raise PayloadError(
-                f"its payload is cut short: {what} needs bytes {stored.offset} to "
-                f"{stored.offset + stored.num_bytes}, {count} of {stored.num_bytes} are there"
-            )
-        if hashlib.sha256(raw).hexdigest() != stored.sha256:
-            raise PayloadError(f"its payload is damaged: the sha256 of {what} is not the manifest's")
-        if not raw:
-            return
-        source = torch.frombuffer(raw, dtype=torch.uint8)
-        for site, placed in zip(stored.sites, layer.sites, strict=True):
-            convert_site(
-                self._placer.site(stored.layer, site.key),
-                site,
-                placed,
-                source,
-                stored.offset,
-                payload_dtype,
-                data,
-                self._dtype,
-            )

@@ -3,6 +3,7 @@
 from inference_service.models.attention_spec import AnyAttentionSpec
 from inference_service.models.config import GenerationDefaults
 from inference_service.models.errors import CheckpointError, ModelConfigError, ModelError
+from inference_service.models.finite import is_finite
 from inference_service.models.loader import (
     LoadedModel,
     ModelDescription,
@@ -22,6 +23,7 @@ __all__ = [
     "ModelError",
     "compute_dtype",
     "describe_model",
+    "is_finite",
     "load_model",
     "parameter_bytes",
 ]

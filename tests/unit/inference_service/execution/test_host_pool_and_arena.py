@@ -16,6 +16,7 @@ from inference_service.execution import device_arena
 from inference_service.execution.adapter_layout import AdapterPlacer
 from inference_service.execution.arena_copy import CpuCopy
 from inference_service.execution.device_arena import TensorArena
+from inference_service.execution.host_memory import HostMemory, PageableMemory, RangeMemory
 from inference_service.execution.host_pool import PinnedHostPool
 from inference_service.models import describe_model
 from inference_service.models.lora_sites import lora_schema
@@ -33,11 +34,15 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> LoraSchema:
 
 
 def make_pool(
-    schema: LoraSchema, total_bytes: int = 1 << 20, dtype: torch.dtype = torch.float32, max_rank: int = 16
+    schema: LoraSchema,
+    total_bytes: int = 1 << 20,
+    dtype: torch.dtype = torch.float32,
+    max_rank: int = 16,
+    memory: HostMemory | None = None,
 ) -> PinnedHostPool:
     """A pool of the base model named "base"."""
     placer = AdapterPlacer(schema, "base", dtype.itemsize, max_rank)
-    return PinnedHostPool(placer, dtype, total_bytes, ThreadPoolExecutor(2), pin_memory=False)
+    return PinnedHostPool(placer, dtype, total_bytes, ThreadPoolExecutor(2), memory or PageableMemory())
 
 
 def make_arena(
@@ -189,7 +194,7 @@ def test_rounds_once(tmp_path: Path, schema: LoraSchema) -> None:
         (placed.a, torch.from_numpy(weights.a)),
         (placed.b, torch.from_numpy(weights.b) * torch.tensor(0.3)),
     ):
-        stored = adapter.data[tensor.offset : tensor.offset + 2 * expected.numel()].view(torch.bfloat16)
+        stored = adapter.layers[0][tensor.offset : tensor.offset + 2 * expected.numel()].view(torch.bfloat16)
         assert torch.equal(stored.view(expected.shape), expected.to(torch.bfloat16))
 
 
@@ -319,3 +324,57 @@ def test_an_empty_revision_is_active_at_once(schema: LoraSchema) -> None:
     assert pool.read(manifest, "nowhere") == 0
     assert arena.begin_copy(manifest.digest, 0)
     assert list(arena.poll()) == [0]
+
+
+def test_pinned_ranges_come_back_when_nobody_reads_them(tmp_path: Path, schema: LoraSchema) -> None:
+    """Not before: a copy in progress still reads what was dropped. A failed read holds nothing."""
+    manifests = [write(tmp_path / f"{i}", schema, make_sites(schema, seed=9 * i)) for i in range(3)]
+    size = make_pool(schema).bytes_needed(manifests[0])
+    pool = make_pool(
+        schema, total_bytes=2 * size, memory=RangeMemory(torch.zeros(2 * size, dtype=torch.uint8))
+    )
+    (tmp_path / "damaged").write_bytes(bytes((tmp_path / "2").stat().st_size))
+    for _ in range(3):
+        with pytest.raises(PayloadError, match="sha256"):
+            pool.read(manifests[2], str(tmp_path / "damaged"))
+    for index in (0, 1):
+        pool.read(manifests[index], str(tmp_path / f"{index}"))
+    held = pool.get(manifests[0].digest)
+    assert held is not None
+    before = [layer.clone() for layer in held.layers]
+    pool.drop(manifests[0].digest)
+    with pytest.raises(CapacityError, match="still being copied from"):
+        pool.read(manifests[2], str(tmp_path / "2"))
+    assert all(torch.equal(a, b) for a, b in zip(before, held.layers, strict=True))
+    del held
+    pool.read(manifests[2], str(tmp_path / "2"))
+    assert pool.used_bytes == 2 * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scales", [(1.0,), (0.3,), (2.0, -0.7)])
+def test_payloads_in_the_compute_dtype_have_the_bits_of_others(
+    tmp_path: Path, schema: LoraSchema, dtype: torch.dtype, scales: tuple[float, ...]
+) -> None:
+    """Read to where they stay and scaled there, or converted: float64 of the stored values, rounded once."""
+    site = next(site for site in schema.sites if len(site.slices) == 2)
+    weights = random_site(site, 8, scales=scales)
+    stored = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}[dtype]
+    manifest = write(tmp_path / "p", schema, [weights], dtype=PayloadDtype(stored))
+    pool = make_pool(schema, dtype=dtype)
+    pool.read(manifest, str(tmp_path / "p"))
+    adapter = pool.get(manifest.digest)
+    assert adapter is not None
+    placed = adapter.layout.layers[0].sites[0]
+    values = torch.from_numpy(weights.b).to(dtype).to(torch.float64)
+    rows = [slice_.out_features for slice_ in site.slices]
+    factors = (
+        torch.tensor(scales, dtype=torch.float32)
+        .to(torch.float64)
+        .expand(2)
+        .repeat_interleave(torch.tensor(rows))
+    )
+    expected = (values * factors[:, None]).to(torch.float32).to(dtype)
+    begin = placed.b.offset
+    found = adapter.layers[0][begin : begin + expected.numel() * dtype.itemsize].view(dtype)
+    assert torch.equal(found.view(expected.shape), expected)
