@@ -5,6 +5,7 @@ names its content: a replaced adapter has another one. Sha256 rather than a fast
 would hand one tenant's values to another.
 """
 
+import copy
 import hashlib
 import struct
 from collections.abc import Sequence
@@ -30,6 +31,12 @@ class BlockKeys:
             seed = b"owner:%d:" % owner + seed
         self._last = hashlib.sha256(seed).digest()
         self._keys: list[bytes] = []
+
+    def fork(self) -> "BlockKeys":
+        """The same keys so far, to be grown by another request with the same tokens so far."""
+        twin = copy.copy(self)
+        twin._keys = list(self._keys)  # noqa: SLF001 (its own class)
+        return twin
 
     def upto(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
         """The keys of the first `num_blocks` blocks. Tokens given in earlier calls must be the same."""

@@ -72,8 +72,11 @@ class Scheduler:
         num_shared = (len(request.prompt_token_ids) - 1) // size * size
         shared_prompt = SharedPrompt(num_shared) if request.num_samples > 1 else None
         is_private = shared_prompt is not None and not self._config.prefix_cache
-        owner = self._next_sequence if is_private else None
-        states = [self._state(sample, now_s, owner, shared_prompt) for sample in request.samples()]
+        keys = BlockKeys(request.digest, size, self._next_sequence if is_private else None)
+        if shared_prompt is not None:
+            # Hashed once for all samples: tens of them times a long prompt would hold a step up.
+            keys.upto(request.prompt_token_ids, num_shared // size)
+        states = [self._state(sample, now_s, keys.fork(), shared_prompt) for sample in request.samples()]
         for state in states:
             self._table.enter(state)
         if request.deadline_s is not None and request.deadline_s <= now_s:
@@ -84,14 +87,14 @@ class Scheduler:
                 self._is_adapter_ready(state, now_s)
 
     def _state(
-        self, sample: EngineRequest, now_s: float, owner: int | None, shared_prompt: SharedPrompt | None
+        self, sample: EngineRequest, now_s: float, keys: BlockKeys, shared_prompt: SharedPrompt | None
     ) -> RequestState:
         room = self._config.max_context_tokens - len(sample.prompt_token_ids)
         state = RequestState(
             request=sample,
             sequence=self._next_sequence,
             arrived_s=now_s,
-            keys=BlockKeys(sample.digest, self._config.block_tokens, owner),
+            keys=keys,
             token_ids=list(sample.prompt_token_ids),
             max_output_tokens=min(sample.sampling.max_tokens, room),
             shared_prompt=shared_prompt,

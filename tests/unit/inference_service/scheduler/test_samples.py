@@ -1,5 +1,6 @@
 """Several samples of one prompt: computed once, counted as requests each, ended each for itself."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,19 @@ def test_the_prompt_is_computed_once(
     assert sum(len(o.prompt_logprobs) for o in rig.outputs["r"]) == (45 if prompt_logprobs else 0)
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("max_tokens", [1, 5])
+def test_steps_that_overlap_share_as_much(prefix_cache: bool, max_tokens: int) -> None:
+    """A step is scheduled before it is known that the prompt was computed: the others wait for that."""
+    rig = Rig(prefix_cache=prefix_cache, max_step_tokens=16, overlaps=True)
+    rig.add(make_samples(8, max_tokens=max_tokens))
+    rig.run()
+    for sample_id in sample_ids(8):
+        assert rig.tokens(sample_id) == expected_tokens(None, PROMPT, max_tokens)
+    assert rig.scheduler.stats().prefix_hit_tokens == 7 * 44
+    assert rig.scheduler.stats().blocks_available == rig.config.num_blocks
+
+
 def test_without_a_prefix_cache_nothing_is_shared_between_requests() -> None:
     """The samples' blocks are found by their own request alone."""
     rig = Rig(prefix_cache=False)
@@ -102,9 +116,10 @@ def test_another_takes_over_where_the_first_ends(is_running: bool) -> None:
         assert rig.tokens(sample_id) == expected_tokens(None, PROMPT, 4)
 
 
-def test_preempted_samples_come_back_right() -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_preempted_samples_come_back_right(overlaps: bool) -> None:
     """Too few blocks for all: each still gives its tokens, and everything is given back."""
-    rig = Rig(num_blocks=16, max_running_requests=4)
+    rig = Rig(num_blocks=16, max_running_requests=4, overlaps=overlaps)
     rig.add(make_samples(4, prompt=PROMPT[:20], max_tokens=24))
     rig.run()
     assert rig.scheduler.stats().preemptions > 0
@@ -197,3 +212,15 @@ def test_a_full_queue_takes_no_half_of_a_request() -> None:
     }  # fmt: skip
     for sample_id in (*sample_ids(2, "a"), *sample_ids(3, "c")):
         assert rig.finish(sample_id).reason is FinishReason.LENGTH
+
+
+def test_a_prompt_is_hashed_once_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sample's keys go on from the prompt's; what each hashes are its own tokens."""
+    hashed: list[int] = []
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda data: hashed.append(len(data)) or sha256(data))
+    rig = Rig()
+    rig.add(make_samples(8, max_tokens=2))
+    rig.run()
+    blocks = [size for size in hashed if size == 32 + 8 * 4]
+    assert len(blocks) == 11
