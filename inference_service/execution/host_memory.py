@@ -8,6 +8,7 @@ import mmap
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -101,7 +102,8 @@ def pinned_memory(num_bytes: int) -> RangeMemory:
     if num_bytes == 0:
         return RangeMemory(torch.empty(0, dtype=torch.uint8))
     region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    region.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a system without huge pages
+        region.madvise(mmap.MADV_HUGEPAGE)
     pages = np.frombuffer(region, np.uint8)
     _touch(pages)
     data = torch.from_numpy(pages)

@@ -72,7 +72,7 @@ def test_copy_waits_for_steps_in_flight(tmp_path: Path) -> None:
     manifest = write_adapter(backend, tmp_path / "p", 8, 0)
     backend.host_pool.read(manifest, str(tmp_path / "p"))
     adapter = backend.host_pool.get(manifest.digest)  # pyright: ignore[reportAttributeAccessIssue]
-    assert adapter.data.is_pinned()
+    assert all(layer.is_pinned() for layer in adapter.layers)
     target = torch.zeros(adapter.layout.num_bytes, dtype=torch.uint8, device="cuda")
     stream = torch.cuda.Stream()
     torch.cuda._sleep(200_000_000)
@@ -82,4 +82,4 @@ def test_copy_waits_for_steps_in_flight(tmp_path: Path) -> None:
     torch.cuda.synchronize()
     assert copy.advance()
     assert not seen.any()
-    assert torch.equal(target.cpu(), adapter.data)
+    assert torch.equal(target.cpu(), torch.cat(adapter.layers))
