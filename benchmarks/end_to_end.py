@@ -1,0 +1,158 @@
+"""Runs the end-to-end benches of one model, step by step, and makes their rows.
+
+    python -m benchmarks.end_to_end gpt-oss-20b [--quick | --tiny] [--only STEP,...] [--list]
+
+A step that fails does not stop the others; the exit code says that one did. Each step leaves its result in
+the work directory, and rows are made of all that lie there: steps may be run in several sessions.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.end_to_end_rows import write_rows
+
+RESULTS = Path(__file__).parent / "results"
+# The same form in miniature, for trying all this on a CPU.
+TINY_SETS = {
+    "gpt-oss-20b": (
+        *("num_hidden_layers=2", "hidden_size=64", "intermediate_size=64", "vocab_size=512"),
+        *("eos_token_id=500", "pad_token_id=null", 'layer_types=["sliding_attention","full_attention"]'),
+    ),
+    "qwen3-30b-a3b": (
+        *("num_hidden_layers=2", "hidden_size=64", "moe_intermediate_size=32", "vocab_size=512"),
+        *("eos_token_id=500", "bos_token_id=501"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command. `is_quick`: part of the quick form, where `quick` replaces what `options` says."""
+
+    name: str
+    command: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
+    is_quick: bool = False
+
+
+# The first is the one that finds an empty kernel cache: its start-up is the cold one.
+STEPS = (
+    Step(
+        "base",
+        ("engine", "--adapters", "0"),
+        ("--concurrency", "1,16,32", "--repeats", "2"),
+        ("--concurrency", "1,32", "--probe-steps", "0"),
+        is_quick=True,
+    ),
+    Step(
+        "eight",
+        ("engine", "--adapters", "0,8"),
+        ("--concurrency", "1,16,32", "--repeats", "2"),
+        ("--concurrency", "1,16,32"),
+        is_quick=True,
+    ),
+    Step(
+        "lengths",
+        (
+            *("engine", "--adapters", "8", "--concurrency", "1", "--requests", "200", "--warm-up", "4"),
+            *("--input-tokens", "16:2047", "--output-tokens", "2", "--probe-steps", "0"),
+        ),
+        is_quick=True,
+    ),
+    Step("one", ("engine", "--adapters", "1", "--concurrency", "1,32")),
+    Step("thirty-two", ("engine", "--adapters", "32", "--concurrency", "1,32")),
+    Step("curve", ("engine", "--adapters", "1,2,4,8,16,32,64", "--concurrency", "32")),
+    Step("grpc", ("serve", "--text", "--adapters", "8", "--concurrency", "1,32", "--probe-steps", "0")),
+    *(
+        Step(
+            f"profile-{rows}-{adapters}", ("profile", "--concurrency", str(rows), "--adapters", str(adapters))
+        )
+        for rows in (1, 32)
+        for adapters in (0, 8)
+    ),
+)
+
+
+def step_command(step: Step, model: str, arguments: argparse.Namespace, work: Path) -> list[str]:
+    """The whole command line of a step."""
+    options = step.quick if arguments.quick and step.quick else step.options
+    command = [sys.executable, "-m", "lorikeet_admin", "bench", *step.command, *options, "--shape", model]
+    command += ["--device", arguments.device, "--json", str(result_file(work, model, step))]
+    if step.name == "curve" and find_spec("matplotlib"):
+        command += ["--plot", str(result_file(work, model, step).with_suffix(".svg"))]
+    if arguments.tiny:
+        for item in TINY_SETS[model]:
+            command += ["--shape-set", item]
+        command += (
+            ["--rank", "4", "--routing-floor", "0"] if step.command[0] != "profile" else ["--rank", "4"]
+        )
+        command += ["--input-tokens", "24"] if step.name != "lengths" else ["--input-tokens", "8:72"]
+        command += ["--output-tokens", "6"] if step.command[0] != "profile" else ["--steps", "2"]
+        command += ["--repeats", "1"] if step.command[0] != "profile" else []
+    return command
+
+
+def result_file(work: Path, model: str, step: Step) -> Path:
+    """Where a step's result lies."""
+    return work / f"{model}-{step.name}.json"
+
+
+def run_step(step: Step, model: str, arguments: argparse.Namespace, work: Path) -> bool:
+    """Run a step, show what it prints; False if it failed. An old result of it is removed first."""
+    result_file(work, model, step).unlink(missing_ok=True)
+    command = step_command(step, model, arguments, work)
+    print(f"== {step.name}: lorikeet {' '.join(command[3:])}", flush=True)
+    # Kernels compiled by an earlier run would make the first start a warm one.
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(work / "triton-cache")}
+    begun_s = time.monotonic()
+    code = subprocess.run(command, env=environment, check=False).returncode
+    print(f"== {step.name}: exit code {code} after {time.monotonic() - begun_s:.0f} s", flush=True)
+    return code == 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the steps that were asked for, then write the rows; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", choices=sorted(TINY_SETS))
+    parser.add_argument("--quick", action="store_true", help="the main rows once, at most 4 GPU minutes")
+    parser.add_argument("--tiny", action="store_true", help="a toy of the same form; says nothing of speed")
+    parser.add_argument("--only", default="", help="steps, with commas")
+    parser.add_argument("--list", action="store_true", help="show the steps' commands and run nothing")
+    parser.add_argument("--device", default="", help="cuda; with --tiny cpu")
+    parser.add_argument("--work", type=Path, default=Path("var/benchmarks"), help="the steps' results")
+    parser.add_argument("--output", type=Path, help="the rows; default: benchmarks/results")
+    arguments = parser.parse_args(argv)
+    arguments.device = arguments.device or ("cpu" if arguments.tiny else "cuda")
+    work = arguments.work.absolute()
+    names = [name for name in arguments.only.split(",") if name]
+    if unknown := set(names) - {step.name for step in STEPS}:
+        parser.error(f"no steps {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in STEPS)}")
+    steps = [s for s in STEPS if (s.name in names if names else s.is_quick or not arguments.quick)]
+    if arguments.list:
+        for step in steps:
+            print(" ".join(step_command(step, arguments.model, arguments, work)))
+        return 0
+    work.mkdir(parents=True, exist_ok=True)
+    failed = [step.name for step in steps if not run_step(step, arguments.model, arguments, work)]
+    output = arguments.output
+    if output is None:
+        place = work if arguments.tiny else RESULTS
+        output = place / f"{arguments.model.replace('-', '_')}_{'tiny' if arguments.tiny else 'h200'}.json"
+    write_rows(arguments.model, work, output)
+    if failed:
+        print(f"FAILED: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,245 @@
+"""From the steps' results to rows: name, value, unit, the floor beside it, and the peer with its version."""
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lorikeet_bench.engine.floors import FloorModel
+from lorikeet_bench.load.generated_adapters import AdapterShape
+from lorikeet_bench.model_shape import write_model_shape
+
+INPUT_TOKENS, OUTPUT_TOKENS = 1600, 600
+# Half of the answer is there on average while the other half is made.
+CONTEXT_TOKENS = INPUT_TOKENS + OUTPUT_TOKENS / 2
+PEER = "vLLM 0.26.0"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. `floor` is in the row's unit; None where there is none, as for `peer` and the targets."""
+
+    name: str
+    value: float
+    unit: str
+    floor: float | None = None
+    peer: float | None = None
+    peer_version: str = ""
+    target: float | None = None
+    stretch: float | None = None
+
+
+# vLLM 0.26.0 on one H200, in process, FlashAttention 3, CUDA graphs, torch.compile, no prefix caching: by
+# (concurrency, adapters): decode tokens/s a request, TTFT mean ms, tokens/s total. Its 8 adapters are on the
+# sites of ours; those of the rows with 1 and 32 on the router as well. It compiled during (16, 0).
+GPT_OSS_PEER = {
+    (1, 0): (338.0, 61.0, 327.0),
+    (16, 0): (128.8, 1140.0, 1531.0),
+    (32, 0): (133.2, 411.0, 3874.0),
+    (1, 1): (178.3, 114.0, 173.0),
+    (32, 1): (88.3, 2079.0, 2157.0),
+    (1, 8): (182.2, 76.0, 178.0),
+    (16, 8): (85.3, 553.0, 1265.0),
+    (32, 8): (72.6, 789.0, 2115.0),
+    (1, 32): (169.7, 94.0, 166.0),
+    (32, 32): (58.0, 851.0, 1712.0),
+}
+# (target, stretch) by (figure, concurrency, adapters).
+GPT_OSS_TARGETS = {
+    ("decode", 1, 8): (430.0, 620.0),
+    ("ttft", 1, 8): (50.0, 32.0),
+    ("total", 16, 8): (2800.0, 4000.0),
+    ("total", 32, 8): (4000.0, 5400.0),
+    ("ttft", 32, 8): (400.0, 280.0),
+    ("total", 32, 32): (3500.0, 4900.0),
+    ("decode", 1, 0): (500.0, 700.0),
+    ("total", 32, 0): (4700.0, 6300.0),
+}
+
+
+def write_rows(model: str, work: Path, output: Path) -> None:
+    """Read what lies in `work` of this model, write its rows to `output` and show them.
+
+    A step with failures, a void one among them, gives no rows; its failures stand in the document.
+    """
+    results = {
+        path.stem.removeprefix(f"{model}-"): json.loads(path.read_bytes())
+        for path in sorted(work.glob(f"{model}-*.json"))
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        floors = FloorModel.read(write_model_shape(Path(directory), model), torch.bfloat16, AdapterShape())
+    good = {name: result for name, result in results.items() if not result.get("failures")}
+    failures = {name: result["failures"] for name, result in results.items() if name not in good}
+    rows = list(make_rows(model, good, floors))
+    document = {
+        "model": model,
+        "machines": {name: result["machine"] for name, result in good.items()},
+        "failures": failures,
+        "rows": [asdict(row) for row in rows],
+        "profiles": {name: result for name, result in good.items() if "profile" in result},
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(document, indent=1) + "\n")
+    print(as_table(rows))
+    for name, reasons in failures.items():
+        print(f"{name} gives no rows: {'; '.join(reasons)}")
+    print(f"{len(rows)} rows in {output}")
+
+
+def make_rows(model: str, results: dict[str, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
+    """All rows that the results give; a step that was not run gives none."""
+    is_peer_model = model == "gpt-oss-20b"
+    points = {
+        (step, point["concurrency"], point["adapters"]): point
+        for step, result in results.items()
+        for point in result.get("points", ())
+    }
+    places = {(1, 0): "base", (16, 0): "base", (32, 0): "base", (1, 8): "eight", (16, 8): "eight"}
+    places |= {(32, 8): "eight", (1, 1): "one", (32, 1): "one", (1, 32): "thirty-two", (32, 32): "thirty-two"}
+    for (concurrency, adapters), step in places.items():
+        if (point := points.get((step, concurrency, adapters))) is not None:
+            yield from _point_rows(point, floors, is_peer_model=is_peer_model)
+    yield from _ratio_rows(points, floors)
+    yield from _curve_rows(points, floors)
+    yield from _other_rows(results, points, is_peer_model=is_peer_model)
+
+
+def _point_rows(point: dict[str, Any], floors: FloorModel, *, is_peer_model: bool) -> Iterator[Row]:
+    concurrency, adapters, median = point["concurrency"], point["adapters"], point["median"]
+    step_s = floors.decode(concurrency, adapters, CONTEXT_TOKENS).seconds
+    peer = GPT_OSS_PEER.get((concurrency, adapters)) if is_peer_model else None
+    figures = (
+        (
+            "decode",
+            "decode tokens/s a request",
+            median["decode_tokens_per_s"]["mean"],
+            "tokens/s",
+            1 / step_s,
+        ),
+        (
+            "ttft",
+            "TTFT mean",
+            median["ttft_ms"]["mean"],
+            "ms",
+            1e3 * floors.closed_loop_ttft_s(concurrency, INPUT_TOKENS),
+        ),
+        (
+            "total",
+            "tokens/s",
+            median["tokens_per_s"],
+            "tokens/s",
+            floors.closed_loop_tokens_per_s(concurrency, adapters, INPUT_TOKENS, OUTPUT_TOKENS),
+        ),
+    )
+    for index, (kind, words, value, unit, floor) in enumerate(figures):
+        target = (
+            GPT_OSS_TARGETS.get((kind, concurrency, adapters), (None, None))
+            if is_peer_model
+            else (None, None)
+        )
+        yield Row(
+            f"concurrency {concurrency}, {adapters} adapters: {words}",
+            value,
+            unit,
+            floor,
+            peer[index] if peer else None,
+            PEER if peer else "",
+            *target,
+        )
+    if routing := point.get("routing"):
+        share = routing["experts"] / routing["expected_experts"]
+        yield Row(f"concurrency {concurrency}, {adapters} adapters: experts read over even", share, "ratio")
+
+
+def _ratio_rows(points: dict[Any, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
+    for concurrency, target, stretch in ((1, 0.85, 0.90), (32, 0.78, 0.85)):
+        base, with_lora = points.get(("base", concurrency, 0)), points.get(("eight", concurrency, 8))
+        if base and with_lora:
+            floor = floors.decode(concurrency, 0, CONTEXT_TOKENS).total
+            floor /= floors.decode(concurrency, 8, CONTEXT_TOKENS).total
+            name = f"concurrency {concurrency}: tokens/s with 8 adapters over without"
+            value = with_lora["median"]["tokens_per_s"] / base["median"]["tokens_per_s"]
+            yield Row(name, value, "ratio", floor, target=target, stretch=stretch)
+    for concurrency in (1, 16, 32):
+        base, on_lora = points.get(("base", concurrency, 0)), points.get(("eight", concurrency, 0))
+        if base and on_lora:
+            name = f"concurrency {concurrency}: base requests on a LoRA server over one without"
+            value = on_lora["median"]["tokens_per_s"] / base["median"]["tokens_per_s"]
+            yield Row(name, value, "ratio", 1.0, target=0.99, stretch=1.0)
+            if concurrency == 1:  # the one load whose batches have the same shape in both for certain
+                equal = float(base["tokens_digest"] == on_lora["tokens_digest"])
+                yield Row("concurrency 1: base answers equal on both servers", equal, "1 is yes", target=1.0)
+    grpc, in_process = points.get(("grpc", 32, 8)), points.get(("eight", 32, 8))
+    if grpc and in_process:
+        value = grpc["median"]["tokens_per_s"] / in_process["median"]["tokens_per_s"]
+        name = "concurrency 32, 8 adapters: through gRPC with text over in process"
+        yield Row(name, value, "ratio", 1.0, target=0.93, stretch=0.98)
+
+
+def _curve_rows(points: dict[Any, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
+    curve = {key[2]: point for key, point in points.items() if key[:2] == ("curve", 32)}
+    for adapters, point in sorted(curve.items()):
+        floor = floors.closed_loop_tokens_per_s(32, adapters, INPUT_TOKENS, OUTPUT_TOKENS)
+        name = f"concurrency 32, 64 slots: tokens/s with {adapters} adapters"
+        yield Row(name, point["median"]["tokens_per_s"], "tokens/s", floor)
+    if {1, 64} <= set(curve):
+        loss = 1 - curve[64]["median"]["tokens_per_s"] / curve[1]["median"]["tokens_per_s"]
+        few, many = (
+            floors.closed_loop_tokens_per_s(32, count, INPUT_TOKENS, OUTPUT_TOKENS) for count in (1, 64)
+        )
+        yield Row("concurrency 32: loss from 1 to 64 adapters", loss, "ratio", 1 - many / few, stretch=0.15)
+
+
+def _other_rows(
+    results: dict[str, dict[str, Any]], points: dict[Any, dict[str, Any]], *, is_peer_model: bool
+) -> Iterator[Row]:
+    peer = {"peer_version": PEER} if is_peer_model else {}
+    if lengths := points.get(("lengths", 1, 8)):
+        value = lengths["median"]["worst_ttft_over_bucket"]
+        yield Row(
+            "200 prompt lengths: worst TTFT over its bucket's median",
+            value,
+            "ratio",
+            1.0,
+            target=1.2,
+            stretch=1.05,
+        )
+    for step, words, target, stretch in (("base", "cold", 60.0, 40.0), ("eight", "warm", 25.0, 10.0)):
+        if step in results:
+            value = results[step]["servers"][0]["startup_s"]
+            name = f"start-up to READY, kernel cache {words}"
+            yield Row(name, value, "s", peer=71.0 if peer else None, **peer, target=target, stretch=stretch)
+    if "grpc" in results:
+        yield Row(
+            "start-up of a node to SERVING, kernel cache warm",
+            results["grpc"]["servers"][0]["startup_s"],
+            "s",
+        )
+    servers = [server for result in results.values() for server in result.get("servers", ())]
+    if servers:
+        count = max(server["compilations"] for server in servers)
+        yield Row("compilations and graph captures after READY", count, "count", 0.0, target=0.0, stretch=0.0)
+    loads = [s for s in servers if s["adapter_load_s"] and s["slots"] >= 8]
+    if loads:
+        value = min(1e3 * server["adapter_load_s"] / server["slots"] for server in loads)
+        name = "loading adapters from the page cache, several at once: each"
+        yield Row(name, value, "ms", peer=1025.0 if peer else None, **peer)
+
+
+def as_table(rows: Iterable[Row]) -> str:
+    """Markdown, as docs show it."""
+    lines = ["| what | measured | floor | peer | target | stretch |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        cells = [_figure(value) for value in (row.value, row.floor, row.peer, row.target, row.stretch)]
+        lines.append(f"| {row.name}, {row.unit} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,7 @@
+#!/bin/sh
+# As gpt_oss_20b.sh, for Qwen3-30B-A3B in bfloat16. Writes benchmarks/results/qwen3_30b_a3b_h200.json.
+set -eu
+cd "$(dirname "$0")/.."
+python="${PYTHON:-.venv/bin/python}"
+[ -x "$python" ] || python=python3
+exec "$python" -m benchmarks.end_to_end qwen3-30b-a3b "$@"
