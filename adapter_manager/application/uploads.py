@@ -21,6 +21,7 @@ from adapter_manager.domain.caller import Caller
 from adapter_manager.domain.errors import (
     InvalidAdapterError,
     InvalidRequestError,
+    LimitExceededError,
     RequestIdReusedError,
     UploadNotFoundError,
 )
@@ -163,7 +164,12 @@ class UploadService:
             with self.observer.timed(IngestStage.VERIFY):
                 await on_thread(session.finish)
             with self.observer.timed(IngestStage.BUILD):
-                built = await on_thread(session.build, target, upload.header.options)
+                try:
+                    built = await on_thread(session.build, target, upload.header.options)
+                except LimitExceededError as error:
+                    # A full disk says when to try again; of too high a rank nothing need be kept.
+                    upload.must_discard = error.retry_after_s is None
+                    raise
         if upload.header.is_validate_only:
             return self._validated(identity, built)
         with self.observer.timed(IngestStage.REGISTER):

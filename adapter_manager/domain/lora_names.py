@@ -39,12 +39,12 @@ _LANGUAGE = re.compile(r"(?:model\.)?language_model\.(?:model\.)?")
 _VISION = re.compile(
     r"(?:model\.)?(?:vision_model|vision_tower|visual|vision_encoder|multi_modal_projector|audio_tower)\."
 )
+_LORA_BIAS = re.compile(r"\.lora_[AB](?:\.[^.]+)?\.bias$")
 _LORA_PREFIX = "base_model.model."
 
 # What a tensor that is neither A nor B stands for, by a piece of its name.
 _FEATURES = (
     ("lora_magnitude_vector", "DoRA's magnitudes"),
-    ("lora_B.bias", "lora_bias"),
     ("modules_to_save", "modules_to_save"),
     ("trainable_tokens", "trainable tokens"),
     ("lora_diag", "KaSA's singular values"),
@@ -79,4 +79,6 @@ def text_module(written: str) -> str:
 
 def feature_of(name: str) -> str:
     """The unsupported feature that a tensor's name speaks of; "" where it speaks of none."""
+    if _LORA_BIAS.search(name):
+        return "lora_bias"
     return next((feature for piece, feature in _FEATURES if piece in name), "")

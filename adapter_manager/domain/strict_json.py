@@ -8,8 +8,8 @@ from adapter_manager.domain.errors import InvalidAdapterError
 from adapter_manager.domain.shown_text import shown
 
 _GIT_LFS = b"version https://git-lfs.github.com/spec/"
-# All up to the next bracket that stands in no string, or up to the end. Possessive: a loop that could step back
-# keeps 100 bytes for each character of a string, 3.6 GB for a header of 32 MiB.
+# All up to the next bracket that stands in no string, or up to the end. Possessive: a loop that could step
+# back keeps 100 bytes for each character of a string, 3.6 GB for a header of 32 MiB.
 _UP_TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"?)*+(?:([\[{])|([\]}])|\Z)', re.DOTALL)
 
 

@@ -49,7 +49,7 @@ def pair_tensors(entries: Iterable[TensorEntry], problems: Problems) -> SortedTe
             case TensorRole.OTHER:
                 _note_other(entry, problems)
             case TensorRole.BASE_WEIGHT:
-                if "modules_to_save" in entry.name:
+                if feature_of(entry.name):
                     _note_other(entry, problems)
                 else:
                     base_weights.append((name, entry))
