@@ -3,16 +3,22 @@
 import asyncio
 import importlib.util
 import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from tests.support.stack import Completion, Stack
+from tests.support.stack import Completion, Stack, make_request
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+DECODED_PROMPT = "p33"
+# More than the others' prefill and 16 steps can outlast, less than any fixture model's positions.
+_DECODED_TOKENS = 2000
 GREEDY_TOKENS = 16  # what the golden outputs hold for each prompt
 
 
@@ -103,9 +109,11 @@ def prompts() -> dict[str, list[int]]:
     return {name: p["ids"] for name, p in document["prompts"].items()}
 
 
-async def golden_answers(stack: Stack, model: GoldenModel, adapter: str | None) -> dict[str, Completion]:
-    """Greedy answers to all prompts at once, with the whole vocabulary's log-probabilities."""
-    names, vocab = prompts(), model.vocab_size
+async def golden_answers(
+    stack: Stack, model: GoldenModel, adapter: str | None, *, only: Sequence[str] = ()
+) -> dict[str, Completion]:
+    """Greedy answers to all prompts (or to `only` these) at once, with log-probabilities of all tokens."""
+    names, vocab = {n: ids for n, ids in prompts().items() if not only or n in only}, model.vocab_size
     done = await asyncio.gather(
         *(
             stack.generate(
@@ -120,6 +128,65 @@ async def golden_answers(stack: Stack, model: GoldenModel, adapter: str | None) 
         )
     )
     return dict(zip(names, done, strict=True))
+
+
+class Decoding:
+    """One long greedy stream, read as it comes."""
+
+    def __init__(self, call: Any) -> None:
+        self.token_ids: list[int] = []
+        self._call = call
+        self._more = asyncio.Condition()
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether tokens still come."""
+        return not self._reading.done()
+
+    async def has_tokens(self, count: int) -> None:
+        """Wait for that many; fails if the stream ends before."""
+        async with asyncio.timeout(60), self._more:
+            await self._more.wait_for(lambda: len(self.token_ids) >= count or not self.is_open)
+        assert len(self.token_ids) >= count, f"the stream ended after {len(self.token_ids)} tokens"
+
+    async def stop(self) -> None:
+        """Leave."""
+        self._call.cancel()
+        await asyncio.wait((self._reading,))
+
+    async def _read(self) -> None:
+        try:
+            async for piece in self._call:
+                self.token_ids += [token.id for token in piece.tokens]
+                async with self._more:
+                    self._more.notify_all()
+        except asyncio.CancelledError:
+            return  # left
+        finally:
+            async with self._more:
+                self._more.notify_all()
+
+
+@asynccontextmanager
+async def decoding(stack: Stack, adapters: Sequence[str | None]) -> AsyncIterator[list[Decoding]]:
+    """While this is entered, DECODED_PROMPT is continued for every adapter, the base (None) among them."""
+    prompt, stub = prompts()[DECODED_PROMPT], stack.inference()
+    streams = [
+        Decoding(
+            stub.Generate(
+                make_request(prompt, adapter=adapter, max_tokens=_DECODED_TOKENS, ignore_eos=True),
+                metadata=stack.auth(),
+                timeout=120,
+            )
+        )
+        for adapter in adapters
+    ]
+    try:
+        await asyncio.gather(*(stream.has_tokens(1) for stream in streams))
+        yield streams
+    finally:
+        await asyncio.gather(*(stream.stop() for stream in streams))
 
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:
@@ -175,3 +242,18 @@ def compare(
             results[f"all.{name}"] = np.stack([*rows, results[f"last.{name}"]])[:num_positions]
     greedy = {"prompts": {name: {"greedy": answer.token_ids} for name, answer in answers.items()}}
     return CHECKER.compare(gold, info, results, greedy, mode)
+
+
+# A step of bfloat16 at the size of router logits. Within it rounding decides the expert, and the tokens that
+# follow see the other one's result through attention.
+ROUTER_TIE = 0.005
+
+
+def judged_in_bfloat16(golden: str, answers: dict[str, Completion]) -> list[tuple[bool | None, str]]:
+    """The checker's verdicts; a whole prompt that fails is judged up to the router's first tie, if any."""
+    verdicts = compare(golden, answers, mode="bf16")
+    if all(ok is not False for ok, text in verdicts if text.startswith("all.")):
+        return verdicts
+    return compare(
+        golden, answers, mode="bf16", num_positions=positions_before_tie(golden, ROUTER_TIE) or None
+    )

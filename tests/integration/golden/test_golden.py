@@ -10,7 +10,16 @@ import pytest_asyncio
 
 from lorikeet.adapters.v1 import adapter_pb2
 from lorikeet.residency.v1 import residency_pb2, residency_service_pb2_grpc
-from tests.support.golden import FIXTURES, GOLDEN_MODELS, GoldenModel, compare, golden_answers
+from tests.support.golden import (
+    DECODED_PROMPT,
+    FIXTURES,
+    GOLDEN_MODELS,
+    GREEDY_TOKENS,
+    GoldenModel,
+    compare,
+    decoding,
+    golden_answers,
+)
 from tests.support.golden_table import GoldenTable
 from tests.support.stack import NODE_TOKEN, Completion, Stack
 
@@ -105,25 +114,45 @@ async def test_each_alone(stack: Stack, model: GoldenModel, table: GoldenTable) 
     assert not failures, "\n".join(failures)
 
 
-def first_logprobs(answer: Completion) -> np.ndarray:
-    """The whole vocabulary's log-probabilities of the first output token, by token id."""
-    by_id = sorted((top.id, top.logprob) for top in answer.tokens[0].top_logprobs)
-    return np.array([logprob for _, logprob in by_id])
+def logprobs(answer: Completion) -> np.ndarray:
+    """The whole vocabulary's log-probabilities of every prompt token asked for and every output token."""
+    rows = [*answer.prompt_tokens[1:], *answer.tokens]
+    return np.array([[p for _, p in sorted((t.id, t.logprob) for t in row.top_logprobs)] for row in rows])
 
 
 @in_module_loop
-async def test_four_adapters_in_one_batch_equal_each_alone(stack: Stack, model: GoldenModel) -> None:
-    """Greedy tokens are the same, log-probabilities equal to what float32 leaves of another batch's shape."""
-    names = [f"demo/{name}" for name in model.mixed]
-    assert len(names) == 4
-    alone = [await golden_answers(stack, model, name) for name in names]
-    together = await asyncio.gather(*(golden_answers(stack, model, name) for name in names))
-    for name, one, mixed in zip(names, alone, together, strict=True):
-        for prompt, answer in one.items():
-            assert answer.token_ids == mixed[prompt].token_ids, (name, prompt)
+async def test_four_adapters_and_the_base_in_one_batch_equal_each_alone(
+    stack: Stack, model: GoldenModel, table: GoldenTable
+) -> None:
+    """Prompts of 1 to 130 tokens prefill while the same five decode: each equals itself alone and its golden.
+
+    Greedy tokens are the same at every step; log-probabilities of all positions differ by what float32 leaves
+    of another batch's shape.
+    """
+    cases = {None: model.base} | {
+        f"demo/{a['name']}": a["golden"] for a in model.adapters() if a["name"] in model.mixed
+    }
+    assert len(cases) == 5
+    alone = {name: await golden_answers(stack, model, name) for name in cases}
+    async with decoding(stack, list(cases)) as streams:
+        answers = await asyncio.gather(*(golden_answers(stack, model, name) for name in cases))
+        await asyncio.gather(*(stream.has_tokens(GREEDY_TOKENS) for stream in streams))
+        assert all(stream.is_open for stream in streams), "all five decoded as long as there was prefill"
+    together = dict(zip(cases, answers, strict=True))
+    failures: list[str] = []
+    for (name, golden), stream in zip(cases.items(), streams, strict=True):
+        verdicts = compare(golden, together[name])
+        table.add(model.name, shown(name), verdicts)
+        failures += [f"{name}: {text}" for ok, text in verdicts if ok is False]
+        assert stream.token_ids[:GREEDY_TOKENS] == alone[name][DECODED_PROMPT].token_ids, name
+        for prompt, answer in alone[name].items():
+            mixed = together[name][prompt]
+            assert answer.token_ids == mixed.token_ids, (name, prompt)
             np.testing.assert_allclose(
-                first_logprobs(mixed[prompt]), first_logprobs(answer), atol=2e-4, err_msg=f"{name} {prompt}"
+                logprobs(mixed), logprobs(answer), atol=2e-4, err_msg=f"{name} {prompt}"
             )
+    assert not failures, "\n".join(failures)
+    assert await stack.at_rest() == ""
 
 
 @in_module_loop
