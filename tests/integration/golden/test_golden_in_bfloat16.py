@@ -8,28 +8,13 @@ from tests.support.golden import (
     FIXTURES,
     GOLDEN_MODELS,
     GoldenModel,
-    compare,
     golden_answers,
-    positions_before_tie,
+    judged_in_bfloat16,
 )
-from tests.support.stack import Completion, Stack
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.long
 ADAPTERS = ("attn-r8", "experts-r4", "attn-mlp-r16", "rslora-r4-patterns")  # experts, or a dense MLP
-
-# A step of bfloat16 at the size of router logits. Within it rounding decides the expert, and the tokens that
-# follow see the other one's result through attention.
-ROUTER_TIE = 0.005
-
-
-def judged(golden: str, answers: dict[str, Completion]) -> list[tuple[bool | None, str]]:
-    """The checker's verdicts; a whole prompt that fails is judged up to the router's first tie, if any."""
-    verdicts = compare(golden, answers, mode="bf16")
-    if all(ok is not False for ok, text in verdicts if text.startswith("all.")):
-        return verdicts
-    return compare(
-        golden, answers, mode="bf16", num_positions=positions_before_tie(golden, ROUTER_TIE) or None
-    )
 
 
 @pytest.mark.parametrize("model", GOLDEN_MODELS, ids=lambda model: model.name)
@@ -44,7 +29,8 @@ async def test_bfloat16(model: GoldenModel, tmp_path: Path) -> None:
             await stack.wait_known(f"demo/{adapter['name']}")
         assert len(cases) == 4
         verdicts = {
-            name: judged(golden, await golden_answers(stack, model, name)) for name, golden in cases.items()
+            name: judged_in_bfloat16(golden, await golden_answers(stack, model, name))
+            for name, golden in cases.items()
         }
     print(*(f"{name}: {text}" for name, found in verdicts.items() for _, text in found), sep="\n")
     assert not [f"{name}: {text}" for name, found in verdicts.items() for ok, text in found if ok is False]
