@@ -14,7 +14,7 @@ from lorikeet.inference.v1 import generation_pb2 as pb
 REGEXES = (
     r"[a-c]{1,8}",
     r"(yes|no|maybe)( sir)?",
-    r"\(\d{3}\) [0-9]{3}-[0-9]{4}",
+    r"\([0-9]{3}\) [0-9]{3}-[0-9]{4}",
     r"#([0-9a-f]{3}|[0-9a-f]{6})",
     r"([A-Z][a-z]{0,5} ){0,3}[A-Z]\.",
     r"[äöü€漢]{1,4}\n?",

@@ -95,6 +95,14 @@ async def test_python(stack: Stack) -> None:
     assert "pirate" in out.splitlines()[-1]
 
 
+async def test_structured_output(stack: Stack) -> None:
+    """The snippet as it stands."""
+    (block,) = blocks("Structured output", "python")
+    age, answer = (await run(stack, sys.executable, "-c", block)).splitlines()
+    assert 0 <= int(age) <= 20
+    assert answer in {"yes", "no"}
+
+
 @pytest.mark.skipif(
     shutil.which("node") is None or not (ROOT / "clients/node/node_modules/@grpc").exists(),
     reason="node or the packages of clients/node are not installed (make test installs them)",
