@@ -8,6 +8,7 @@ the work directory, and rows are made of all that lie there: steps may be run in
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -43,7 +44,6 @@ class Step:
     is_quick: bool = False
 
 
-# The first is the one that finds an empty kernel cache: its start-up is the cold one.
 STEPS = (
     Step(
         "base",
@@ -70,6 +70,7 @@ STEPS = (
     Step("one", ("engine", "--adapters", "1", "--concurrency", "1,32")),
     Step("thirty-two", ("engine", "--adapters", "32", "--concurrency", "1,32")),
     Step("curve", ("engine", "--adapters", "1,2,4,8,16,32,64", "--concurrency", "32")),
+    Step("adapter-load", ("adapter_load",)),
     Step("grpc", ("serve", "--text", "--adapters", "8", "--concurrency", "1,32", "--probe-steps", "0")),
     *(
         Step(
@@ -83,6 +84,10 @@ STEPS = (
 
 def step_command(step: Step, model: str, arguments: argparse.Namespace, work: Path) -> list[str]:
     """The whole command line of a step."""
+    if step.command == ("adapter_load",):
+        rank = ["--rank", "4", "--repeat", "1"] if arguments.tiny else []
+        script = str(Path(__file__).parent / "adapter_load.py")
+        return [sys.executable, script, "--shape", model, "--device", arguments.device, *rank]
     options = step.quick if arguments.quick and step.quick else step.options
     command = [sys.executable, "-m", "lorikeet_admin", "bench", *step.command, *options, "--shape", model]
     command += ["--device", arguments.device, "--json", str(result_file(work, model, step))]
@@ -107,13 +112,24 @@ def result_file(work: Path, model: str, step: Step) -> Path:
 
 def run_step(step: Step, model: str, arguments: argparse.Namespace, work: Path) -> bool:
     """Run a step, show what it prints; False if it failed. An old result of it is removed first."""
-    result_file(work, model, step).unlink(missing_ok=True)
+    file = result_file(work, model, step)
+    file.unlink(missing_ok=True)
     command = step_command(step, model, arguments, work)
-    print(f"== {step.name}: lorikeet {' '.join(command[3:])}", flush=True)
-    # Kernels compiled by an earlier run would make the first start a warm one.
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(work / "triton-cache")}
+    print(f"== {step.name}: {' '.join(command[1:])}", flush=True)
+    # A cache of its own, empty for the first step: its start-up is the cold one.
+    cache = work / f"{model}-kernels"
+    if step is STEPS[0]:
+        shutil.rmtree(cache, ignore_errors=True)
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     begun_s = time.monotonic()
-    code = subprocess.run(command, env=environment, check=False).returncode
+    is_printed = step.command == ("adapter_load",)
+    done = subprocess.run(
+        command, env=environment, check=False, stdout=subprocess.PIPE if is_printed else None
+    )
+    if is_printed:
+        file.write_bytes(done.stdout)
+        print(done.stdout.decode(), end="")
+    code = done.returncode
     print(f"== {step.name}: exit code {code} after {time.monotonic() - begun_s:.0f} s", flush=True)
     return code == 0
 

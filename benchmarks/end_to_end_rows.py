@@ -17,6 +17,7 @@ INPUT_TOKENS, OUTPUT_TOKENS = 1600, 600
 # Half of the answer is there on average while the other half is made.
 CONTEXT_TOKENS = INPUT_TOKENS + OUTPUT_TOKENS / 2
 PEER = "vLLM 0.26.0"
+PCIE_GB_PER_S = 55.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def write_rows(model: str, work: Path, output: Path) -> None:
     rows = list(make_rows(model, good, floors))
     document = {
         "model": model,
-        "machines": {name: result["machine"] for name, result in good.items()},
+        "machines": {name: result["machine"] for name, result in good.items() if "machine" in result},
         "failures": failures,
         "rows": [asdict(row) for row in rows],
         "profiles": {name: result for name, result in good.items() if "profile" in result},
@@ -223,11 +224,24 @@ def _other_rows(
     if servers:
         count = max(server["compilations"] for server in servers)
         yield Row("compilations and graph captures after READY", count, "count", 0.0, target=0.0, stretch=0.0)
+    if "adapter-load" in results:
+        yield from _load_rows(results["adapter-load"], 1025.0 if is_peer_model else None)
     loads = [s for s in servers if s["adapter_load_s"] and s["slots"] >= 8]
     if loads:
         value = min(1e3 * server["adapter_load_s"] / server["slots"] for server in loads)
         name = "loading adapters from the page cache, several at once: each"
         yield Row(name, value, "ms", peer=1025.0 if peer else None, **peer)
+
+
+def _load_rows(load: dict[str, Any], peer: float | None) -> Iterator[Row]:
+    """One adapter by itself; the floor is its bytes over what a PCIe 5.0 x16 link carries at best."""
+    version = PEER if peer else ""
+    words = f"one adapter of {load['adapter_mb']:.0f} MB"
+    floor = 1e3 * load["adapter_mb"] / 1e3 / PCIE_GB_PER_S
+    value = load["host_to_usable_ms"]["median"]
+    yield Row(f"{words}: host memory to usable", value, "ms", floor, target=22.0, stretch=15.0)
+    value = load["page_cache_to_usable_ms"]["median"]
+    yield Row(f"{words}: page cache to usable", value, "ms", None, peer, version, target=250.0, stretch=90.0)
 
 
 def as_table(rows: Iterable[Row]) -> str:

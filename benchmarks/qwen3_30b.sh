@@ -4,4 +4,6 @@ set -eu
 cd "$(dirname "$0")/.."
 python="${PYTHON:-.venv/bin/python}"
 [ -x "$python" ] || python=python3
+# A tree that is not installed works too.
+export PYTHONPATH="$PWD:$PWD/kernels:$PWD/protos:$PWD/clients${PYTHONPATH:+:$PYTHONPATH}"
 exec "$python" -m benchmarks.end_to_end qwen3-30b-a3b "$@"

@@ -35,12 +35,20 @@ def describe_machine(*packages: str) -> Machine:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=_commit(),
         python=platform.python_version(),
-        packages={name: metadata.version(name) for name in ("lorikeet", *packages)},
+        packages={name: _version(name) for name in ("lorikeet", *packages)},
         platform=f"{platform.system()} {platform.machine()}",
         cores=os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         load=round(os.getloadavg()[0], 2),
     )
+
+
+def _version(package: str) -> str:
+    """Of a package; a source tree may run without being installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _commit() -> str:

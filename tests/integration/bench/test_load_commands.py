@@ -152,7 +152,7 @@ def test_a_node_of_its_own_is_measured_over_grpc(tmp_path: Path) -> None:
 
 @pytest.mark.long
 async def test_a_stack_that_runs_gets_adapters_for_the_time_of_the_load(tmp_path: Path) -> None:
-    """Pushed through the manager, loaded, named by revision, deleted; adapters that are there may be named."""
+    """Pushed through the manager, loaded, deleted; adapters that are there may be named."""
     shape = rig_shape(3)
     async with Stack(write_copy_base(tmp_path / "base", shape), tmp_path / "stack") as stack:
         address = ("--inference", stack.node_address, "--manager", stack.manager_address)

@@ -1,0 +1,131 @@
+"""Rows of results written by hand: each beside its floor, its peer and its targets."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.end_to_end import STEPS, step_command
+from benchmarks.end_to_end_rows import PEER, Row, make_rows, write_rows
+from lorikeet_bench.engine.floors import FloorModel
+from lorikeet_bench.load.generated_adapters import AdapterShape
+from lorikeet_bench.model_shape import shape_config
+
+
+def point(concurrency: int, adapters: int, tokens_per_s: float, **changes: Any) -> dict[str, Any]:
+    """A point as a bench writes it, as far as rows read it."""
+    median = {
+        "tokens_per_s": tokens_per_s,
+        "decode_tokens_per_s": {"mean": tokens_per_s / concurrency},
+        "ttft_ms": {"mean": 40.0},
+        "worst_ttft_over_bucket": 1.1,
+    }
+    made = {"concurrency": concurrency, "adapters": adapters, "median": median, "tokens_digest": "same"}
+    return {**made, "routing": None, **changes}
+
+
+def result(*points: dict[str, Any], startup_s: float = 20.0, **changes: Any) -> dict[str, Any]:
+    """A step's result."""
+    server = {"startup_s": startup_s, "compilations": 0, "adapter_load_s": 1.6, "slots": 8}
+    return {
+        "machine": {"commit": "c"},
+        "failures": [],
+        "servers": [server],
+        "points": list(points),
+        **changes,
+    }
+
+
+RESULTS = {
+    "base": result(point(1, 0, 500.0), point(32, 0, 5000.0), startup_s=50.0),
+    "eight": result(
+        point(1, 0, 495.0),
+        point(32, 0, 5000.0),
+        point(1, 8, 400.0),
+        point(32, 8, 4000.0, routing={"experts": 31.0, "expected_experts": 31.55}),
+    ),
+    "curve": result(point(32, 1, 4200.0), point(32, 64, 3780.0)),
+    "grpc": result(point(32, 8, 3800.0)),
+    "lengths": result(point(1, 8, 10.0)),
+    "adapter-load": {
+        "adapter_mb": 740.0,
+        "host_to_usable_ms": {"median": 16.0},
+        "page_cache_to_usable_ms": {"median": 150.0},
+    },
+}
+
+
+@pytest.fixture
+def floors(tmp_path: Path) -> FloorModel:
+    """Of gpt-oss-20b."""
+    (tmp_path / "config.json").write_text(json.dumps(shape_config("gpt-oss-20b")))
+    return FloorModel.read(tmp_path, torch.bfloat16, AdapterShape())
+
+
+def test_rows_stand_beside_floor_peer_and_target(floors: FloorModel) -> None:
+    """The main rows by name."""
+    rows = {row.name: row for row in make_rows("gpt-oss-20b", RESULTS, floors)}
+    total = rows["concurrency 32, 8 adapters: tokens/s"]
+    assert (total.value, total.peer, total.peer_version) == (4000.0, 2115.0, PEER)
+    assert (total.target, total.stretch) == (4000.0, 5400.0)
+    assert total.floor == pytest.approx(7043, rel=0.001)
+    decode = rows["concurrency 1, 8 adapters: decode tokens/s a request"]
+    assert decode.floor == pytest.approx(1109, rel=0.001)
+    ratio = rows["concurrency 32: tokens/s with 8 adapters over without"]
+    assert ratio.value == pytest.approx(0.8)
+    assert ratio.floor == pytest.approx(0.84, abs=0.01)
+    assert rows["concurrency 1: base requests on a LoRA server over one without"].value == 0.99
+    assert rows["concurrency 1: base answers equal on both servers"].value == 1
+    assert rows["concurrency 32, 8 adapters: through gRPC with text over in process"].value == 0.95
+    assert rows["concurrency 32: loss from 1 to 64 adapters"].value == pytest.approx(0.1)
+    assert rows["concurrency 32, 8 adapters: experts read over even"].value == pytest.approx(31 / 31.55)
+    assert rows["200 prompt lengths: worst TTFT over its bucket's median"].value == 1.1
+    assert rows["start-up to READY, kernel cache cold"].value == 50.0
+    assert rows["start-up to READY, kernel cache warm"].value == 20.0
+    assert rows["one adapter of 740 MB: host memory to usable"].floor == pytest.approx(740 / 55)
+    assert rows["one adapter of 740 MB: page cache to usable"].peer == 1025.0
+
+
+def test_another_model_has_no_peer(floors: FloorModel) -> None:
+    """Nobody measured it."""
+    rows = list(make_rows("qwen3-30b-a3b", RESULTS, floors))
+    assert rows
+    assert not [row for row in rows if row.peer is not None or row.peer_version]
+
+
+def test_steps_that_were_not_run_give_no_rows(floors: FloorModel) -> None:
+    """And nothing breaks."""
+    assert list(make_rows("gpt-oss-20b", {}, floors)) == []
+    only = make_rows("gpt-oss-20b", {"lengths": RESULTS["lengths"]}, floors)
+    assert {row.name.partition(":")[0] for row in only} == {
+        "200 prompt lengths",
+        "compilations and graph captures after READY",
+        "loading adapters from the page cache, several at once",
+    }
+
+
+def test_a_void_step_gives_no_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its reasons are in the document and on the screen."""
+    (tmp_path / "mixtral-8x7b-base.json").write_text(json.dumps(RESULTS["base"]))
+    void = result(point(1, 8, 9.0), failures=["concurrency 1: VOID"])
+    (tmp_path / "mixtral-8x7b-eight.json").write_text(json.dumps(void))
+    write_rows("mixtral-8x7b", tmp_path, tmp_path / "rows.json")
+    document = json.loads((tmp_path / "rows.json").read_text())
+    assert document["failures"] == {"eight": ["concurrency 1: VOID"]}
+    assert [Row(**row) for row in document["rows"]]
+    assert not [row for row in document["rows"] if "8 adapters" in row["name"]]
+    assert "eight gives no rows: concurrency 1: VOID" in capsys.readouterr().out
+
+
+def test_the_quick_form_is_a_part_of_the_whole() -> None:
+    """With loads of its own where it has any."""
+    arguments = argparse.Namespace(quick=True, tiny=False, device="cuda")
+    quick = [step for step in STEPS if step.is_quick]
+    assert [step.name for step in quick] == ["base", "eight", "lengths"]
+    commands = [step_command(step, "gpt-oss-20b", arguments, Path("w")) for step in quick]
+    assert all("--repeats" not in command for command in commands)
+    arguments.quick = False
+    assert "--repeats" in step_command(quick[0], "gpt-oss-20b", arguments, Path("w"))
