@@ -38,7 +38,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     manager = ManagerProcess(tmp_path_factory.mktemp("bases"), nodes)
     try:
         await manager.start()
-        await eventually(lambda: all(node.syncs for node in nodes), 20)
+        await eventually(lambda: all(node.syncs for node in nodes), 60)
         yield World(manager, *nodes)
     finally:
         await manager.stop()
@@ -83,7 +83,7 @@ async def test_shapes_alike_digests_apart(world: World) -> None:
     manager, qwen, twin, llama = world.manager, world.qwen, world.twin, world.llama
     reply = await manager.upload(ADAPTERS / "attn-r8", "demo/a", base_digest=QWEN, request_id="r")
     assert reply.revision.base_digest == QWEN
-    await eventually(lambda: qwen.names() == {"demo/a": reply.revision.digest}, 20)
+    await eventually(lambda: qwen.names() == {"demo/a": reply.revision.digest}, 60)
     loaded = await manager.call("LoadAdapter", pb.LoadAdapterRequest(name="a"))
     failures = {p.node: p.failure for p in loaded.placements}
     assert failures[qwen.address] == ""
@@ -94,7 +94,7 @@ async def test_shapes_alike_digests_apart(world: World) -> None:
     await twin.demand(reply.revision.digest)
     other = await manager.upload(ADAPTERS / "attn-r8", "demo/twin", base_digest=TWIN)
     assert other.revision.digest != reply.revision.digest
-    await eventually(lambda: twin.names() == {"demo/twin": other.revision.digest}, 20)
+    await eventually(lambda: twin.names() == {"demo/twin": other.revision.digest}, 60)
     assert (twin.loads, twin.streamed, twin.probes) == ([], {}, [])
     assert qwen.names() == {"demo/a": reply.revision.digest}
     assert was_told_nothing(llama)
