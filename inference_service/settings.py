@@ -83,6 +83,9 @@ class Settings(BaseSettings):
     max_samples: Count = Field(64, description="Most samples of one request (n).")
     max_rank: Count = Field(128, description="Largest LoRA rank of a site.")
     max_active_adapters: Count = Field(16, description="Adapters that one batch may mix.")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.92, description="Share of a GPU's memory for everything, what others use included."
+    )
     adapter_arena_bytes: Count = Field(1 << 30, description="Device memory for adapters.")
     host_pool_bytes: Count = Field(4 << 30, description="Host memory for adapters.")
     disk_cache_bytes: Count = Field(64 << 30, description="Disk cache for adapters, in data_dir.")
@@ -94,6 +97,9 @@ class Settings(BaseSettings):
     cuda_graphs: bool = Field(default=True, description="Replay decode steps as captured graphs on a GPU.")
     graph_batch_sizes: str | None = Field(
         None, description="Batch sizes of captured graphs, with commas; default: 1,2,4,8,16,24 and so on."
+    )
+    lora_overlap: bool | None = Field(
+        None, description="LoRA of experts on a second stream; default: where that was measured to be faster."
     )
     num_threads: Count | None = Field(None, description="CPU threads of the engine; default: cores - 1.")
     num_load_threads: Count = Field(2, description="Threads that read and verify adapters.")
@@ -157,6 +163,7 @@ class Settings(BaseSettings):
             max_samples=self.max_samples,
             max_rank=self.max_rank,
             max_active_adapters=self.max_active_adapters,
+            gpu_memory_utilization=self.gpu_memory_utilization,
             arena_bytes=self.adapter_arena_bytes,
             host_pool_bytes=self.host_pool_bytes,
             disk_cache_dir=str(self.cache_dir),
@@ -166,6 +173,7 @@ class Settings(BaseSettings):
             overlap=self.overlap,
             cuda_graphs=self.cuda_graphs,
             graph_batch_sizes=_read_sizes(self.graph_batch_sizes),
+            lora_overlap=self.lora_overlap,
             num_threads=self.num_threads,
             num_load_threads=self.num_load_threads,
             max_adapter_wait_s=self.max_adapter_wait_s,

@@ -184,8 +184,10 @@ def backend_config(config: EngineConfig) -> BackendConfig:
         batch_invariant=config.batch_invariant,
         num_threads=config.num_threads,
         load_format=config.load_format,
+        gpu_memory_utilization=config.gpu_memory_utilization,
         cuda_graphs=config.cuda_graphs,
         graph_batch_sizes=config.graph_batch_sizes,
+        lora_overlap=config.lora_overlap,
     )
 
 

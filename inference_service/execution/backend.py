@@ -20,7 +20,7 @@ from inference_service.execution.forward_pass import ForwardPass
 from inference_service.execution.host_memory import PageableMemory, pinned_memory
 from inference_service.execution.host_pool import PinnedHostPool
 from inference_service.execution.kv_cache import allocate_cache
-from inference_service.execution.memory import MemoryPlan, free_memory, plan_memory
+from inference_service.execution.memory import MemoryPlan, check_host_pool, device_memory, plan_memory
 from inference_service.execution.model_runner import BatchModelRunner
 from inference_service.execution.request_table import RequestTable
 from inference_service.execution.sampler import TokenSampler
@@ -30,6 +30,7 @@ from inference_service.execution.warm_up_ops import can_capture
 from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
 from inference_service.ports import DeviceArena, HostPool
 from lorikeet_kernels.linear import ROW_TILE
+from lorikeet_kernels.tiling.lora_overlap import runs_beside
 
 # Reading, hashing and scaling one revision, outside the interpreter's lock: sha256 keeps a core busy at about
 # 1.5 GB/s, memory and disks are faster.
@@ -80,7 +81,10 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
     torch.set_num_threads(config.num_threads or _default_threads())
     description = describe_model(Path(config.model_dir))
     dtype = compute_dtype(description, config.dtype, device)
-    plan = plan_memory(config, description, dtype, device, free_memory(device))
+    plan = plan_memory(config, description, dtype, device, device_memory(device))
+    if device.type == "cuda":
+        check_host_pool(plan)
+    log.info("engine.memory_planned", device=str(device), **plan.fields())
     phases = Phases()
     with phases.phase("weights"):
         model = load_model(
@@ -110,7 +114,13 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         device=device,
     )
     table = RequestTable(config.max_running_requests, plan.max_context_tokens, config.block_tokens)
-    forward = ForwardPass(model.decoder, cache, arena.tables, max_requests=config.max_running_requests)
+    forward = ForwardPass(
+        model.decoder,
+        cache,
+        arena.tables,
+        max_requests=config.max_running_requests,
+        lora_beside=_lora_beside(config, device),
+    )
     builder = make_builder(config, table, forward)
     graphs = DecodeGraphs(forward)
     runner = BatchModelRunner(forward, graphs, table, builder, TokenSampler(table))
@@ -160,6 +170,10 @@ def make_builder(config: BackendConfig, table: RequestTable, forward: ForwardPas
         spare_slot=(cache[0].keys.shape[0] - 1) * config.block_tokens,
         device=device,
     )
+
+
+def _lora_beside(config: BackendConfig, device: torch.device) -> bool:
+    return device.type == "cuda" and runs_beside(torch.cuda.get_device_name(device), config.lora_overlap)
 
 
 def _limits(config: BackendConfig, plan: MemoryPlan) -> StepLimits:

@@ -9,12 +9,14 @@ class BackendConfig:
 
     `num_blocks` or `kv_cache_bytes` sizes the key-value cache; with neither it is derived from free memory.
     `arena_bytes` and `host_pool_bytes` None are derived too. `max_context_tokens` None is the model's own, or
-    what the cache can hold if that is less. `num_threads` None takes all cores but one. `num_slots` is the
+    what the cache can hold if that is less. Of a GPU at most the share `gpu_memory_utilization` is used, by others
+    too. `num_threads` None takes all cores but one. `num_slots` is the
     number of adapters that can be active at once.
 
     Decode steps are brought to `graph_batch_sizes` (None: a ladder up to `max_running_requests` on a GPU, no
     sizes on a CPU), and each is one captured graph on a GPU, unless `cuda_graphs` is off. On a CPU the same
-    fixed buffers are used without graphs.
+    fixed buffers are used without graphs. `lora_overlap` runs part of a decode step's LoRA on a second
+    stream; None: where that was measured to be faster.
     """
 
     model_dir: str
@@ -33,5 +35,7 @@ class BackendConfig:
     batch_invariant: bool = False
     num_threads: int | None = None
     load_format: str = "auto"
+    gpu_memory_utilization: float = 0.92
     cuda_graphs: bool = True
     graph_batch_sizes: tuple[int, ...] | None = None
+    lora_overlap: bool | None = None

@@ -50,7 +50,8 @@ class DecodeGraphs:
         device = self._forward.sampled.device
         if self._stream is None:
             # The pool gives a graph the memory of those before it only where all use one stream.
-            self._stream = torch.cuda.Stream(device)
+            # Higher than the side stream's priority, which a graph's nodes remember.
+            self._stream = torch.cuda.Stream(device, priority=-1)
             self._pool = torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(device)
         self._stream.wait_stream(current)

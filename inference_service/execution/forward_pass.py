@@ -26,17 +26,26 @@ class Hidden:
 class ForwardPass:
     """The model with its cache, its adapters and the tokens that the device keeps. One caller: the runner.
 
+    With `lora_beside` LoRA ops that can run beside the base's do, on a second stream.
     `sampled` holds the last token of each row of the request table, and of one row more that is nobody's.
     """
 
     def __init__(
-        self, model: Decoder, cache: tuple[LayerCache, ...], tables: LoraTables, *, max_requests: int
+        self,
+        model: Decoder,
+        cache: tuple[LayerCache, ...],
+        tables: LoraTables,
+        *,
+        max_requests: int,
+        lora_beside: bool = False,
     ) -> None:
         device = cache[0].keys.device
         self.model = model
         self.cache = cache
         self.tables = tables
         self.workspace = LoraWorkspace(device)
+        # 0 is the lowest priority there is; graphs are captured on a stream of a higher one.
+        self._side = torch.cuda.Stream(device, priority=0) if lora_beside else None
         self.sampled = torch.zeros(max_requests + 1, dtype=torch.int64, device=device)
 
     def run(
@@ -77,7 +86,7 @@ class ForwardPass:
         else:  # nobody reads them, and sorting rows costs launches
             nothing = token_slot[:0]
             segments = LoraSegments(token_slot, nothing, nothing, num_slots, self.workspace)
-        return LoraBatch(segments, self.tables, is_active=has_adapters)
+        return LoraBatch(segments, self.tables, is_active=has_adapters, side=self._side)
 
     def logits(self, hidden: Hidden) -> torch.Tensor:
         """Logits [T, V] of all rows."""

@@ -19,11 +19,15 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class LoraBatch:
-    """Which rows use which adapter. `is_active` False: no row has one, so layers skip the LoRA ops."""
+    """Which rows use which adapter. `is_active` False: no row has one, so layers skip the LoRA ops.
+
+    `side` is a stream on which part of the LoRA ops may run beside the base's, on a GPU.
+    """
 
     segments: LoraSegments
     tables: LoraTables
     is_active: bool
+    side: torch.cuda.Stream | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,9 @@ class Experts:
         gate_up, down = self.gate_up.weight, self.down.weight
         assert not isinstance(gate_up, Mxfp4Weight)
         assert not isinstance(down, Mxfp4Weight)
-        adapters = ExpertsLora(lora.segments, lora.tables, self.sites.gate_up, self.sites.down)
+        adapters = ExpertsLora(
+            lora.segments, lora.tables, self.sites.gate_up, self.sites.down, side=lora.side
+        )
         return moe_experts(
             x,
             topk_weights,

@@ -7,6 +7,7 @@ either way. The reference is `expert_linear`, `gated_activation` and `moe_sum` o
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -41,12 +42,16 @@ class ExpertProjection:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsLora:
-    """The adapters of a batch at a layer's two sites."""
+    """The adapters of a batch at a layer's two sites.
+
+    With `side`, a stream of lower priority, a decode batch's delta of down is made there beside the GEMM.
+    """
 
     segments: LoraSegments
     tables: LoraTables
     gate_up_site: int
     down_site: int
+    side: torch.cuda.Stream | None = None
 
     def without_adapters(self, num_tokens: int) -> "ExpertsLora":
         """The same sites for a batch whose rows are all the base model's, for warming up."""
@@ -100,21 +105,38 @@ def moe_experts(
         )
     act = x.new_empty((*topk_ids.shape, num_rows // 2))
     _project(x, gate_up, blocks, act, tiles.gate_up, activation=activation, delta=delta)
+    is_split, side = tiles.down.splits > 1, None if lora is None else lora.side
+    branch = None
     if lora is not None:
         delta = x.new_empty((*topk_ids.shape, hidden))
-        moe_lora_down(
+        branch = partial(
+            moe_lora_down,
             delta, act, topk_ids, topk_weights, None, lora.segments, lora.tables, lora.down_site,
             accumulate=False,
         )  # fmt: skip
-    # no launch lies between gate_up and down, and gate_up is past the making of the blocks
-    weights_first = lora is None
-    if tiles.down.splits > 1:
-        parts = x.new_empty((tiles.down.splits, *topk_ids.shape, hidden), dtype=torch.float32)
-        _project(act, down, blocks, parts, tiles.down, weights_first=weights_first)
-        return moe_sum_parts(parts, out, topk_ids, topk_weights, bias=down.bias, delta=delta)
-    pairs = x.new_empty((*topk_ids.shape, hidden))
-    _project(act, down, blocks, pairs, tiles.down, topk_weights=topk_weights, weights_first=weights_first)
-    return sum_pairs(pairs, out, delta=delta)
+        if side is None:
+            branch()
+        else:
+            side.wait_stream(torch.cuda.current_stream(x.device))
+    shape_of_parts = (tiles.down.splits, *topk_ids.shape, hidden) if is_split else (*topk_ids.shape, hidden)
+    parts = x.new_empty(shape_of_parts, dtype=torch.float32 if is_split else x.dtype)
+    _project(
+        act, down, blocks, parts, tiles.down, topk_weights=None if is_split else topk_weights,
+        # no launch lies between gate_up and down, and gate_up is past the making of the blocks
+        weights_first=lora is None or side is not None,
+    )  # fmt: skip
+    if side is not None and branch is not None:
+        # Launched after the GEMM, whose programs then get the multiprocessors first. What it reads and writes
+        # is this stream's memory, which nobody gets before this stream has waited.
+        with torch.cuda.stream(side):
+            branch()
+        torch.cuda.current_stream(x.device).wait_stream(side)
+    is_next = side is None
+    if is_split:
+        return moe_sum_parts(
+            parts, out, topk_ids, topk_weights, bias=down.bias, delta=delta, is_dependent=is_next
+        )
+    return sum_pairs(parts, out, delta=delta, is_dependent=is_next)
 
 
 def _with_grouped_lora(

@@ -79,9 +79,12 @@ def _moe_sum_kernel(
     tl.store(out_ptr + token * WIDTH + column, total.to(dtype), mask=inside)
 
 
-def _dependent(x: torch.Tensor) -> dict[str, bool]:
-    """Launch options: on a GPU the launch overlaps with the end of the one before."""
-    return {"PDL": True, "launch_pdl": True} if x.device.type == "cuda" else {"PDL": False}
+def _dependent(x: torch.Tensor, *, is_dependent: bool) -> dict[str, bool]:
+    """Launch options: on a GPU the launch overlaps with the end of the one before.
+
+    Not where it also waits for another stream: a graph's edge from there is an ordinary one.
+    """
+    return {"PDL": True, "launch_pdl": True} if is_dependent and x.device.type == "cuda" else {"PDL": False}
 
 
 def moe_sum(x: torch.Tensor) -> torch.Tensor:
@@ -93,14 +96,16 @@ def moe_sum(x: torch.Tensor) -> torch.Tensor:
     return sum_pairs(x, x.new_empty((x.shape[0], x.shape[2])))
 
 
-def sum_pairs(x: torch.Tensor, out: torch.Tensor, *, delta: torch.Tensor | None = None) -> torch.Tensor:
+def sum_pairs(
+    x: torch.Tensor, out: torch.Tensor, *, delta: torch.Tensor | None = None, is_dependent: bool = True
+) -> torch.Tensor:
     """Launch: `out` [T, H] becomes the sum of x [T, K, H], each pair with its `delta` where given."""
     num_tokens, top_k, width = x.shape
     if num_tokens > 0:
         _moe_sum_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
             out, x.contiguous(), x, x, x, x if delta is None else delta, num_tokens,
             WIDTH=width, TOP_K=top_k, PARTS=0, HAS_BIAS=False, HAS_DELTA=delta is not None, BLOCK=BLOCK,
-            num_warps=2, **_dependent(x),
+            num_warps=2, **_dependent(x, is_dependent=is_dependent),
         )  # fmt: skip
     return out
 
@@ -113,14 +118,18 @@ def moe_sum_parts(
     *,
     bias: torch.Tensor | None = None,
     delta: torch.Tensor | None = None,
+    is_dependent: bool = True,
 ) -> torch.Tensor:
-    """Write the sum over parts and experts into `out` [T, H] and return it."""
+    """Write the sum over parts and experts into `out` [T, H] and return it.
+
+    `is_dependent` False: the launch waits for the end of what is before it on its stream.
+    """
     _, num_tokens, _, width = parts.shape
     if parts.dtype != torch.float32 or out.shape != (num_tokens, width) or not parts.is_contiguous():
         raise ValueError(f"moe_sum_parts: parts {parts.dtype} {tuple(parts.shape)}, out {tuple(out.shape)}")
     if out.device.type == "cpu":
         return moe_sum_parts_reference(parts, out, topk_ids, topk_weights, bias=bias, delta=delta)
-    return sum_parts(parts, out, topk_ids, topk_weights, bias=bias, delta=delta)
+    return sum_parts(parts, out, topk_ids, topk_weights, bias=bias, delta=delta, is_dependent=is_dependent)
 
 
 def sum_parts(
@@ -131,6 +140,7 @@ def sum_parts(
     *,
     bias: torch.Tensor | None = None,
     delta: torch.Tensor | None = None,
+    is_dependent: bool = True,
 ) -> torch.Tensor:
     """Launch; `moe_sum_parts` on a GPU, and what the interpreter tests."""
     num_parts, num_tokens, top_k, width = parts.shape
@@ -139,6 +149,7 @@ def sum_parts(
             out, parts, topk_ids, topk_weights, parts if bias is None else bias,
             out if delta is None else delta, num_tokens,
             WIDTH=width, TOP_K=top_k, PARTS=num_parts, HAS_BIAS=bias is not None,
-            HAS_DELTA=delta is not None, BLOCK=BLOCK, num_warps=2, **_dependent(out),
+            HAS_DELTA=delta is not None, BLOCK=BLOCK, num_warps=2,
+            **_dependent(out, is_dependent=is_dependent),
         )  # fmt: skip
     return out

@@ -150,6 +150,23 @@ def test_base_rows_keep_their_bits(model: GoldenModel, tmp_path: Path) -> None:
     assert drive(with_adapters, requests(-1)) == drive(without, requests(-1))
 
 
+@pytest.mark.parametrize("model", MOES, ids=lambda model: model.name)
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_lora_beside_the_base_keeps_its_bits(model: GoldenModel, cuda_graphs: bool, tmp_path: Path) -> None:
+    """The second stream changes when things run, not what they make."""
+    sampling = dataclasses.replace(GREEDY, logprobs=model.vocab_size)
+    found = []
+    for lora_overlap in (False, True):
+        backend = make_backend(
+            model.name, device="cuda", dtype="bfloat16", lora_overlap=lora_overlap, cuda_graphs=cuda_graphs
+        )
+        for slot, name in enumerate(model.mixed[:3]):
+            activate(backend, f"{model.golden}/{name}", slot, tmp_path)
+        batch = [DrivenRequest(ids, slot, sampling) for slot in range(-1, 3) for ids in prompts().values()]
+        found.append([drive(backend, batch, num_tokens=40) for _ in range(2)])
+    assert found[0] == found[1]
+
+
 def test_graphs_share_their_memory(model: Path) -> None:
     """All of them together take little more than the largest; each keeps its result alone."""
     torch.cuda.empty_cache()
