@@ -1,4 +1,4 @@
-"""How memory is shared out between weights, key-value cache and adapters, before anything is allocated."""
+"""How a device's memory is shared out between all that lives there, before anything is allocated."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,28 @@ import psutil
 import torch
 
 from inference_service.execution.config import BackendConfig
+from inference_service.execution.decode_shapes import default_sizes
 from inference_service.execution.kv_cache import block_bytes
-from inference_service.models import ModelDescription, ModelError, parameter_bytes
+from inference_service.models import (
+    ModelDescription,
+    ModelError,
+    activation_bytes,
+    lora_workspace_bytes,
+    parameter_bytes,
+)
 
 # On a CPU the memory is shared with everybody else: what nobody asked for stays modest.
 _CPU_CACHE_BYTES = 1 << 30
 _ARENA_BYTES = 1 << 30
 _HOST_POOL_BYTES = 4 << 30
-_CPU_SHARE, _GPU_SHARE = 0.8, 0.92  # of what is free; the rest is for activations and the allocator's slack
+_CPU_SHARE = 0.8  # of what is free
+_HOST_SHARE = 0.9  # of what is free may be page-locked
+# Kernels' code, libraries' own buffers, and what torch's allocator cannot hand out for being in pieces.
+_GPU_LIBRARIES_BYTES = 768 << 20
+# A captured graph's own nodes and arguments, a few hundred kernels.
+_GRAPH_BYTES = 8 << 20
+# Rows of prompt log-probabilities that are computed at a time, beside those that are sampled from.
+_PROMPT_ROWS = 64
 
 
 class MemoryBudgetError(ModelError):
@@ -21,24 +35,80 @@ class MemoryBudgetError(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What one process may plan with: `total_bytes` of the device, `free_bytes` of them not in use yet."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """A share of the device's memory, and the setting that makes it smaller."""
+
+    name: str
+    num_bytes: int
+    setting: str
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sizes that fit together."""
+    """Sizes that fit together. `parts` add up to what will be used of `budget_bytes`."""
 
     num_blocks: int
     max_context_tokens: int
     arena_bytes: int
     host_pool_bytes: int
+    budget_bytes: int
+    parts: tuple[MemoryPart, ...]
+
+    @property
+    def used_bytes(self) -> int:
+        """Of all parts."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def fields(self) -> dict[str, int]:
+        """For one line of the log: each part's bytes by its name."""
+        parts = {
+            f"{part.name.replace(' ', '_').replace('-', '_')}_bytes": part.num_bytes for part in self.parts
+        }
+        return {
+            "budget_bytes": self.budget_bytes,
+            **parts,
+            "unused_bytes": self.budget_bytes - self.used_bytes,
+        }
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that this process may plan with."""
+def device_memory(device: torch.device) -> DeviceMemory:
+    """As it is now. On a CPU a fixed share of what is available, for it is not ours alone."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
-    return int(psutil.virtual_memory().available * _CPU_SHARE)
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(total, free)
+    available = int(psutil.virtual_memory().available * _CPU_SHARE)
+    return DeviceMemory(available, available)
+
+
+def check_host_pool(plan: MemoryPlan, available: int | None = None) -> None:
+    """Refuse a host pool that cannot be page-locked without taking the machine's last memory.
+
+    Raises:
+        MemoryBudgetError: it is larger than nine tenths of the memory that is available.
+    """
+    available = psutil.virtual_memory().available if available is None else available
+    if plan.host_pool_bytes > available * _HOST_SHARE:
+        raise MemoryBudgetError(
+            f"host_pool_bytes is {_mib(plan.host_pool_bytes)}, which would be page-locked, and "
+            f"{_mib(available)} of host memory are available; lower it to at most "
+            f"{_mib(int(available * _HOST_SHARE))}"
+        )
 
 
 def plan_memory(
-    config: BackendConfig, description: ModelDescription, dtype: torch.dtype, device: torch.device, free: int
+    config: BackendConfig,
+    description: ModelDescription,
+    dtype: torch.dtype,
+    device: torch.device,
+    memory: DeviceMemory,
 ) -> MemoryPlan:
     """Fill in the sizes that `config` leaves open.
 
@@ -46,24 +116,101 @@ def plan_memory(
         MemoryBudgetError: it cannot fit; the message gives every part and the setting that makes it smaller.
     """
     spec = description.spec
-    weights = parameter_bytes(spec, dtype)
-    arena = _ARENA_BYTES if config.arena_bytes is None else config.arena_bytes
+    budget = _budget(config, device, memory)
+    parts = _fixed_parts(config, description, dtype, device)
+    arena = next(part.num_bytes for part in parts if part.setting == "adapter_arena_bytes")
     per_block = block_bytes([layer.attention for layer in spec.layers], config.block_tokens, dtype)
-    left = free - weights - arena
+    left = budget - sum(part.num_bytes for part in parts)
     num_blocks = _num_blocks(config, spec.max_position, per_block, left, device)
-    needed = num_blocks * per_block
-    if num_blocks < 1 or needed > left:
-        raise MemoryBudgetError(
-            f"{device} has {_mib(free)} to plan with; weights take {_mib(weights)}, the adapter arena "
-            f"{_mib(arena)}, and {_mib(max(left, 0))} are left for the key-value cache, which needs "
-            f"{_mib(max(needed, per_block))}; lower arena_bytes, num_blocks or kv_cache_bytes"
-        )
+    # One block more takes the rows that only fill a batch up.
+    cache = MemoryPart("key-value cache", (num_blocks + 1) * per_block, _cache_setting(config))
+    if num_blocks < 1 or cache.num_bytes > left:
+        raise MemoryBudgetError(_refusal(config, device, budget, memory, (*parts, cache), left))
     return MemoryPlan(
         num_blocks=num_blocks,
         max_context_tokens=_max_context(config, spec.max_position, num_blocks),
         arena_bytes=arena,
         host_pool_bytes=_HOST_POOL_BYTES if config.host_pool_bytes is None else config.host_pool_bytes,
+        budget_bytes=budget,
+        parts=(*parts, cache),
     )
+
+
+def _budget(config: BackendConfig, device: torch.device, memory: DeviceMemory) -> int:
+    if device.type == "cpu":
+        return memory.free_bytes
+    # As vLLM counts: a share of the whole device, of which others' memory is taken off.
+    return int(memory.total_bytes * config.gpu_memory_utilization) - (memory.total_bytes - memory.free_bytes)
+
+
+def _fixed_parts(
+    config: BackendConfig, description: ModelDescription, dtype: torch.dtype, device: torch.device
+) -> tuple[MemoryPart, ...]:
+    """All but the key-value cache, which takes what they leave."""
+    spec, itemsize = description.spec, dtype.itemsize
+    rows = config.max_running_requests
+    step_tokens = max(config.max_step_tokens, rows)
+    # Logits, a float32 copy to change, and what a sort of them takes: values and indices.
+    sampling = (rows + _PROMPT_ROWS) * spec.vocab_size * (itemsize + 4 + 4 + 8)
+    arena = _ARENA_BYTES if config.arena_bytes is None else config.arena_bytes
+    parts = (
+        MemoryPart("weights", parameter_bytes(spec, dtype), "dtype"),
+        MemoryPart("adapter arena", arena, "adapter_arena_bytes"),
+        MemoryPart("lora workspaces", _lora_workspaces(config, description, device), "max_rank"),
+        MemoryPart(
+            "activations", activation_bytes(spec, step_tokens, itemsize, config.max_rank), "max_step_tokens"
+        ),
+        MemoryPart("sampling", sampling, "max_running_requests"),
+        # A count for every place of the request table and token, made when the first request has penalties.
+        MemoryPart("penalty counts", 4 * rows * spec.vocab_size, "max_running_requests"),
+    )
+    if device.type == "cpu":
+        return parts
+    return (
+        *parts,
+        MemoryPart("cuda graphs", _graphs(config, description, itemsize), "cuda_graphs"),
+        MemoryPart("libraries", _GPU_LIBRARIES_BYTES, "gpu_memory_utilization"),
+    )
+
+
+def _lora_workspaces(config: BackendConfig, description: ModelDescription, device: torch.device) -> int:
+    # The references on a CPU keep none.
+    return 0 if device.type == "cpu" else lora_workspace_bytes(description.spec, config.max_rank)
+
+
+def _graphs(config: BackendConfig, description: ModelDescription, itemsize: int) -> int:
+    """The graphs' own memory, and the activations of the largest one that they share."""
+    sizes = config.graph_batch_sizes
+    sizes = default_sizes(config.max_running_requests) if sizes is None else sizes
+    if not config.cuda_graphs or not sizes:
+        return 0
+    shared = activation_bytes(description.spec, max(sizes), itemsize, config.max_rank)
+    return 2 * len(sizes) * _GRAPH_BYTES + shared  # with adapters and without
+
+
+def _refusal(
+    config: BackendConfig,
+    device: torch.device,
+    budget: int,
+    memory: DeviceMemory,
+    parts: tuple[MemoryPart, ...],
+    left: int,
+) -> str:
+    shares = ", ".join(f"{part.name} {_mib(part.num_bytes)} ({part.setting})" for part in parts)
+    whole = f"{device} has {_mib(max(budget, 0))} to plan with"
+    if device.type != "cpu":
+        whole += (
+            f" (gpu_memory_utilization {config.gpu_memory_utilization:g} of {_mib(memory.total_bytes)}, of "
+            f"which {_mib(memory.total_bytes - memory.free_bytes)} are in use by others)"
+        )
+    return (
+        f"{whole}, and that is too little: {shares}. All but the cache leave {_mib(max(left, 0))} for it. "
+        "Lower a setting that stands beside a large part, or serve a smaller or packed model"
+    )
+
+
+def _cache_setting(config: BackendConfig) -> str:
+    return "num_blocks" if config.num_blocks is not None else "kv_cache_bytes"
 
 
 def _num_blocks(
@@ -81,7 +228,7 @@ def _num_blocks(
     per_request = -(-(config.max_context_tokens or max_position) // config.block_tokens)
     room = left if device.type != "cpu" else min(left, _CPU_CACHE_BYTES)
     # More than every running request at full length is never used.
-    return max(0, min(room // per_block, config.max_running_requests * per_request))
+    return max(0, min(room // per_block - 1, config.max_running_requests * per_request))
 
 
 def _max_context(config: BackendConfig, max_position: int, num_blocks: int) -> int:

@@ -12,6 +12,7 @@ from inference_service.models.loader import (
     load_model,
 )
 from inference_service.models.parameter_bytes import parameter_bytes
+from inference_service.models.working_bytes import activation_bytes, lora_workspace_bytes
 
 __all__ = [
     "AnyAttentionSpec",
@@ -21,9 +22,11 @@ __all__ = [
     "ModelConfigError",
     "ModelDescription",
     "ModelError",
+    "activation_bytes",
     "compute_dtype",
     "describe_model",
     "is_finite",
     "load_model",
+    "lora_workspace_bytes",
     "parameter_bytes",
 ]
