@@ -48,7 +48,8 @@ class TokenCounters:
     def charge(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         """Count tokens computed for a busy tenant."""
         cost = PROMPT_TOKEN_COST * prompt_tokens + OUTPUT_TOKEN_COST * output_tokens
-        self._busy[tenant] += cost / max(self.share(tenant).weight, 1e-6)
+        share = self._shares.get(tenant)
+        self._busy[tenant] += cost if share is None else cost / max(share.weight, 1e-6)
 
     def counter(self, tenant: str) -> float:
         """A busy tenant's counter."""

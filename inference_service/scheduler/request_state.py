@@ -110,7 +110,8 @@ class RequestState:
     @property
     def has_all_tokens(self) -> bool:
         """Whether the output, pending tokens included, is as long as it may become."""
-        return self.num_tokens - self.num_prompt_tokens >= self.max_output_tokens
+        num_tokens = len(self.token_ids) + self.num_pending_tokens
+        return num_tokens - len(self.request.prompt_token_ids) >= self.max_output_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:
