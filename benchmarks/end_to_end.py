@@ -164,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
     if output is None:
         place = work if arguments.tiny else RESULTS
         output = place / f"{arguments.model.replace('-', '_')}_{'tiny' if arguments.tiny else 'h200'}.json"
-    write_rows(arguments.model, work, output)
+    write_rows(arguments.model, work, output, is_toy=arguments.tiny)
     if failed:
         print(f"FAILED: {', '.join(failed)}")
     return 1 if failed else 0

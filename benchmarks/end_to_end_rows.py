@@ -62,10 +62,11 @@ GPT_OSS_TARGETS = {
 }
 
 
-def write_rows(model: str, work: Path, output: Path) -> None:
+def write_rows(model: str, work: Path, output: Path, *, is_toy: bool = False) -> None:
     """Read what lies in `work` of this model, write its rows to `output` and show them.
 
-    A step with failures, a void one among them, gives no rows; its failures stand in the document.
+    A toy's rows have no peers; their floors are the real model's. A step that failed or is void
+    gives none; its failures stand in the document.
     """
     results = {
         path.stem.removeprefix(f"{model}-"): json.loads(path.read_bytes())
@@ -75,7 +76,7 @@ def write_rows(model: str, work: Path, output: Path) -> None:
         floors = FloorModel.read(write_model_shape(Path(directory), model), torch.bfloat16, AdapterShape())
     good = {name: result for name, result in results.items() if not result.get("failures")}
     failures = {name: result["failures"] for name, result in results.items() if name not in good}
-    rows = list(make_rows(model, good, floors))
+    rows = list(make_rows("a toy" if is_toy else model, good, floors))
     document = {
         "model": model,
         "machines": {name: result["machine"] for name, result in good.items() if "machine" in result},

@@ -4,6 +4,7 @@ import uvloop
 
 from lorikeet_admin.commands import bench_options as options
 from lorikeet_admin.commands.bench_options import LoadOptions, ModelOptions
+from lorikeet_admin.late_import import late_import
 from lorikeet_admin.load_report import progress_text, report
 from lorikeet_admin.output import Output
 from lorikeet_bench.load.arrivals import Pace
@@ -61,8 +62,7 @@ def engine(
     model = ModelOptions(
         *(model_dir, shape, shape_set or (), rig, load_format, device, dtype, engine_set or ())
     )
-    # Importing torch takes seconds, and no other command needs it.
-    from lorikeet_bench.engine.run import run_engine_bench  # noqa: PLC0415
+    run_engine_bench = late_import("lorikeet_bench.engine.run:run_engine_bench")
 
     def on_point(name: str, summary: LoadSummary) -> None:
         output.note(progress_text(name, summary))

@@ -9,6 +9,7 @@ import uvloop
 
 from lorikeet_admin.commands import bench_options as options
 from lorikeet_admin.commands.bench_options import LoadOptions, ModelOptions
+from lorikeet_admin.late_import import late_import
 from lorikeet_admin.output import Output
 from lorikeet_admin.profile_report import show_profile
 from lorikeet_bench.load.lengths import LoadError
@@ -39,11 +40,10 @@ def profile(
     of the model is what it must read at 4.3 TB/s, an H200's copy bandwidth.
     """
     output = Output(as_json=False)
-    # Importing torch takes seconds, and no other command needs it.
-    from lorikeet_bench.engine.floors import FloorModel  # noqa: PLC0415
-    from lorikeet_bench.engine.profile import output_tokens, profile_decode  # noqa: PLC0415
-    from lorikeet_bench.engine.settings import plan_dtype  # noqa: PLC0415
-
+    floor_model = late_import("lorikeet_bench.engine.floors:FloorModel")
+    output_tokens = late_import("lorikeet_bench.engine.profile:output_tokens")
+    plan_dtype = late_import("lorikeet_bench.engine.settings:plan_dtype")
+    profile_decode = late_import("lorikeet_bench.engine.profile:profile_decode")
     load = LoadOptions(
         concurrency=str(rows),
         adapters=str(adapters),
@@ -68,7 +68,7 @@ def profile(
             found = uvloop.run(profile_decode(plan, rows=rows, input_tokens=input_tokens, num_steps=steps))
         except LoadError as error:
             raise output.fail(str(error)) from error
-        floor = FloorModel.read(plan.model_dir, plan_dtype(plan), made).decode(rows, adapters, input_tokens)
+        floor = floor_model.read(plan.model_dir, plan_dtype(plan), made).decode(rows, adapters, input_tokens)
     if json_file is not None:
         write_profile(
             json_file, {"machine": describe_machine("torch", "triton"), "floor": floor, "profile": found}

@@ -7,6 +7,7 @@ import typer
 
 from lorikeet_admin.commands import bench_options as options
 from lorikeet_admin.commands.bench_options import LoadOptions, ModelOptions
+from lorikeet_admin.late_import import late_import
 from lorikeet_admin.load_report import report
 from lorikeet_admin.local_stack import StackError
 from lorikeet_admin.output import Output
@@ -77,14 +78,13 @@ def serve(
         *(model_dir, shape, shape_set or (), rig, load_format, device, dtype, engine_set or ())
     )
     output = Output(as_json=False)
-    # Importing torch takes seconds, and no other command needs it.
-    from lorikeet_admin.serve_bench import ServeBench  # noqa: PLC0415
+    serve_bench = late_import("lorikeet_admin.serve_bench:ServeBench")
 
     with options.working_directory(data_dir) as directory, output.reported_errors():
         with options.wrong_usage():
             sweep, made = load.sweep(), options.adapter_shape(rank, sites)
             weights, plans = ("", []) if running else model.plans(directory, sweep, made, own_slots=own_slots)
-        bench = ServeBench(directory, made, text, probe_steps, output)
+        bench = serve_bench(directory, made, text, probe_steps, output)
         try:
             if running:
                 bench.on_running(context.obj, sweep, names or (), tenant if upload else "")
