@@ -59,6 +59,8 @@ class SiteIndex:
     def __init__(self, schema: LoraSchema) -> None:
         self._templates: dict[str, _Template] = {}
         self._roots: dict[str, list[LoraSite]] = {}
+        # How many parts stand behind "{expert}" in the templates' names.
+        self._tails: set[int] = set()
         for site in schema.sites:
             if site.kind is SiteKind.EXPERTS:
                 self._add_experts(site)
@@ -73,8 +75,11 @@ class SiteIndex:
         if template := self._templates.get(module):
             return Place(template.site, template.form, template.slice_index, None, template.parameter)
         parts = module.split(".")
-        # The expert's index is behind the layer's: look from the right.
-        for position in range(len(parts) - 1, -1, -1):
+        # Only where a template has its "{expert}": a name may have hundreds of numbers.
+        for tail in self._tails:
+            position = len(parts) - 1 - tail
+            if position < 0:
+                continue
             part = parts[position]
             if not (part.isascii() and part.isdigit()) or len(part) > 9 or (part[0] == "0" and part != "0"):
                 continue
@@ -113,3 +118,5 @@ class SiteIndex:
 
     def _enter(self, module: str, template: _Template) -> None:
         self._templates.setdefault(module, template)
+        if "{expert}" in module:
+            self._tails.add(module.partition("{expert}")[2].count("."))

@@ -40,11 +40,11 @@ def check(tally: Tally, count: int, keep: Path) -> None:
 
 def test_a_seed_makes_the_same_directory_every_time() -> None:
     """Or a seed in a log would be worth nothing."""
-    for seed in range(200):
+    for seed in range(60):
         first, second = make_draft(seed), make_draft(seed)
         assert first.recipe == second.recipe
         assert first.files == second.files
-    assert len({tuple(make_draft(seed).recipe) for seed in range(200)}) > 150
+    assert len({tuple(make_draft(seed).recipe) for seed in range(60)}) > 50
 
 
 async def test_a_rank_that_is_not_served_leaves_nothing(tmp_path: Path) -> None:
