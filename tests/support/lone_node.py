@@ -167,7 +167,7 @@ async def lone_node(base: Path, root: Path, node_flags: Sequence[str] = ()) -> A
     stack.node.start()
     channel = grpc.aio.insecure_channel(stack.node_address)
     try:
-        await stack._serving(stack.node, stack.node_address, 60)
+        await stack._serving(stack.node, stack.node_address, 180)
         residency = residency_service_pb2_grpc.ResidencyServiceStub(channel)
         node = LoneNode(stack, model_pb2.GetModelResponse(), store, residency)
         await node.sync()

@@ -155,7 +155,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Generator[Rig]:
         await rig.node.stop(1.0)
         await rig.engine.close()
 
-    started = asyncio.run_coroutine_threadsafe(start(), loop).result(120)
+    started = asyncio.run_coroutine_threadsafe(start(), loop).result(240)
     try:
         yield started
     finally:
