@@ -14,11 +14,13 @@ import pytest_asyncio
 from lorikeet.adapters.v1 import adapter_pb2 as pb
 from lorikeet_bench import rigs
 from lorikeet_rpc.errors import from_rpc_error
+from tests.support.metered_stack import MeteredStack
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 # Control characters, which the probe's text does not have.
 WATERMARK, OTHER_WATERMARK = 1, 2
+PROBES = "lorikeet_adapter_probes_total"
 
 
 def write_v_proj(path: Path, a: float, b: float) -> Path:
@@ -33,11 +35,11 @@ def write_v_proj(path: Path, a: float, b: float) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeteredStack]:
     """The copy base, its manager probing by itself as it does unless it is told not to."""
     root = tmp_path_factory.mktemp("probes")
     base = rigs.write_copy_base(root / "base")
-    async with Stack(base, root / "stack", manager_flags=["--probe-on-load"]) as running:
+    async with MeteredStack(base, root / "stack", manager_flags=["--probe-on-load"]) as running:
         adapters = {
             "mark": rigs.write_moe_watermark(root / "mark", WATERMARK),
             "other": rigs.write_moe_watermark(root / "other", OTHER_WATERMARK),
@@ -124,6 +126,33 @@ async def test_requests_beside_probes_are_exact(stack: Stack) -> None:
 def streams_of(stack: Stack) -> list[Any]:
     """More of the base than the batch needs."""
     return [stack.generate([7], max_tokens=40) for _ in range(3)]
+
+
+async def test_probes_are_nobodys_requests(stack: MeteredStack) -> None:
+    """No series of requests, tokens or latencies counts them; the manager counts what came of them."""
+    names = (
+        "lorikeet_requests_finished_total",
+        "lorikeet_prompt_tokens_total",
+        "lorikeet_output_tokens_total",
+        "lorikeet_time_to_first_token_seconds_count",
+    )
+
+    async def counted() -> dict[str, list[str]]:
+        lines = (await stack.node_scrape()).text.splitlines()
+        return {name: sorted(line for line in lines if line.startswith(name)) for name in names}
+
+    before, probes = await counted(), (await stack.manager_scrape()).by(PROBES, "verdict")
+    assert all(before.values())
+    for name in ("mark", "nothing", "overflow"):
+        await probe(stack, f"demo/{name}")
+    assert await counted() == before
+    after = (await stack.manager_scrape()).by(PROBES, "verdict")
+    # Or more, where the manager's own probe of one came in between.
+    assert {verdict for verdict in after if after[verdict] > probes[verdict]} == {
+        "changes",
+        "changes_nothing",
+        "not_finite",
+    }
 
 
 async def test_an_unknown_adapter_and_a_stranger_get_no_probe(stack: Stack) -> None:
