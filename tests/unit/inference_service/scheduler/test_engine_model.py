@@ -23,6 +23,7 @@ class EngineModel(RuleBasedStateMachine):
     """Adds, aborts, deadlines, loads, unloads, catalog changes and failures, in any order."""
 
     requests = Bundle("requests")
+    overlaps = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,6 +36,7 @@ class EngineModel(RuleBasedStateMachine):
             host_bytes=350,
             arena_bytes=250,
             polls_per_copy=2,
+            overlaps=self.overlaps,
             residency=ResidencyConfig(max_wait_s=20, slot_patience_s=0.05, load_retry_s=0.5),
         )
         self.digests = [self.rig.source.add(f"a{i}", 60 + 20 * i) for i in range(NUM_ADAPTERS)]
@@ -200,8 +202,15 @@ class EngineModel(RuleBasedStateMachine):
         self.outputs_are_the_models_and_end_once()
 
 
+class OverlappingEngineModel(EngineModel):
+    """The same with a step ahead of its results."""
+
+    overlaps = True
+
+
+@pytest.mark.parametrize("model", [EngineModel, OverlappingEngineModel])
 @pytest.mark.parametrize("examples", [15, pytest.param(150, marks=pytest.mark.long)])
-def test_engine_model(examples: int) -> None:
+def test_engine_model(model: type[EngineModel], examples: int) -> None:
     """Rules in any order keep every invariant, and everything ends."""
     options = settings(max_examples=examples, stateful_step_count=60, deadline=None)
-    run_state_machine_as_test(EngineModel, settings=options)
+    run_state_machine_as_test(model, settings=options)
