@@ -17,7 +17,7 @@ from inference_service.execution.decode_graphs import DecodeGraphs
 from inference_service.execution.decode_shapes import DecodeShapes, default_sizes
 from inference_service.execution.device_arena import TensorArena
 from inference_service.execution.forward_pass import ForwardPass
-from inference_service.execution.host_memory import PageableMemory, pinned_memory
+from inference_service.execution.host_memory import HostMemory, PageableMemory, pinned_memory
 from inference_service.execution.host_pool import PinnedHostPool
 from inference_service.execution.kv_cache import allocate_cache
 from inference_service.execution.memory import MemoryPlan, check_host_pool, device_memory, plan_memory
@@ -71,6 +71,14 @@ def _read_threads() -> int:
     return max(2, min(_MAX_READ_THREADS, len(os.sched_getaffinity(0)) - 2))
 
 
+def _host_memory(num_bytes: int, device: torch.device, phases: Phases) -> HostMemory:
+    """Page-locking takes seconds: it runs beside the loading of the weights."""
+    if device.type == "cpu":
+        return PageableMemory()
+    with phases.phase("host_pool"), torch.cuda.device(device):
+        return pinned_memory(num_bytes)
+
+
 def load_backend(config: BackendConfig) -> DeviceBackend:
     """Load the model and allocate cache, host pool and arena.
 
@@ -86,6 +94,8 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         check_host_pool(plan)
     log.info("engine.memory_planned", device=str(device), **plan.fields())
     phases = Phases()
+    readers = ThreadPoolExecutor(_read_threads(), thread_name_prefix="adapter-read")
+    host_memory = readers.submit(_host_memory, plan.host_pool_bytes, device, phases)
     with phases.phase("weights"):
         model = load_model(
             description,
@@ -100,10 +110,7 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         [layer.attention for layer in spec.layers], plan.num_blocks, config.block_tokens, dtype, device
     )
     placer = AdapterPlacer(model.schema, model.base_digest, dtype.itemsize, config.max_rank)
-    readers = ThreadPoolExecutor(_read_threads(), thread_name_prefix="adapter-read")
-    with phases.phase("host_pool"):
-        memory = pinned_memory(plan.host_pool_bytes) if device.type == "cuda" else PageableMemory()
-    host_pool = PinnedHostPool(placer, dtype, plan.host_pool_bytes, readers, memory)
+    host_pool = PinnedHostPool(placer, dtype, plan.host_pool_bytes, readers, host_memory.result())
     arena = TensorArena(
         host_pool,
         placer.indices,

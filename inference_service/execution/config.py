@@ -10,8 +10,8 @@ class BackendConfig:
     `num_blocks` or `kv_cache_bytes` sizes the key-value cache; with neither it is derived from free memory.
     `arena_bytes` and `host_pool_bytes` None are derived too. `max_context_tokens` None is the model's own, or
     what the cache can hold if that is less. `gpu_memory_utilization` is the share of a GPU's memory that may
-    be in use, by others too. `num_threads` None takes all cores but one. `num_slots` adapters can be active at
-    once.
+    be in use, by others too. `num_threads` None takes all cores but one. `num_slots` adapters may be active
+    at once.
 
     Decode steps are brought to `graph_batch_sizes` (None: a ladder up to `max_running_requests` on a GPU, no
     sizes on a CPU), and each is one captured graph on a GPU, unless `cuda_graphs` is off. On a CPU the same
