@@ -45,19 +45,19 @@ def packed_bytes(layer: Any) -> list[int]:
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "qwen3-30b-a3b"])
 def test_steps_stay_within_the_plan(tmp_path: Path, name: str) -> None:
-    """The largest step, with an adapter at every site, penalties and prompt log-probabilities."""
+    """The largest step, with an adapter at every site of a layer, penalties, prompt log-probabilities."""
     directory = write_model_shape(tmp_path / "model", name, LAYERS)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     with structlog.testing.capture_logs() as lines:
         backend = make_backend(
             model_dir=str(directory), load_format="dummy", device="cuda", dtype="bfloat16", num_slots=4,
-            max_step_tokens=2048, max_running_requests=32, max_context_tokens=2048, num_blocks=8192, max_rank=32,
-            arena_bytes=1 << 30, host_pool_bytes=1 << 30,
+            max_step_tokens=2048, max_running_requests=32, max_context_tokens=2048, num_blocks=8192,
+            max_rank=32, arena_bytes=1 << 30, host_pool_bytes=1 << 30,
         )  # fmt: skip
     plan = next(line for line in lines if line["event"] == "engine.memory_planned")
     schema = LoraSchema.from_json(backend.info.lora_schema)
-    sites = [random_site(site, 32, seed=i) for i, site in enumerate(schema.sites) if site.layer is not None]
+    sites = [random_site(site, 32, seed=i) for i, site in enumerate(schema.sites) if site.layer == 0]
     manifest = write_payload(tmp_path / "p", schema, backend.info.base_digest, sites, PayloadDtype.BFLOAT16)
     backend.host_pool.read(manifest, str(tmp_path / "p"))
     assert backend.arena.begin_copy(manifest.digest, 0)
