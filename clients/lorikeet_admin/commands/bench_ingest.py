@@ -114,11 +114,13 @@ def _document(result: IngestResult) -> dict[str, object]:
 
 
 def _show(console: Console, result: IngestResult) -> None:
-    table = plain_table("layout", "MB", "tensors", "", *_STAGES.values(), "peak MB")
+    table = plain_table("layout", "MB", "tensors", "", *_STAGES.values(), "manager CPU s", "peak MB")
     for figures in result.layouts:
-        table.add_row(*_facts(figures), "MB/s", *(_rate(figures, stage) for stage in _STAGES), _peak(figures))
+        table.add_row(
+            *_facts(figures), "MB/s", *(_rate(figures, stage) for stage in _STAGES), "", _peak(figures)
+        )
         seconds = (f"{figures.median_s(stage):.2f}" for stage in _STAGES)
-        table.add_row("", "", "", "s", *seconds, "")
+        table.add_row("", "", "", "s", *seconds, f"{figures.median_s('manager_cpu_s'):.2f}", "")
     console.print(table)
     floors = result.floors
     console.print(

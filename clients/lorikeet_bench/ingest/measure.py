@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from lorikeet_bench.ingest.floors import measure_floors
@@ -118,7 +119,9 @@ def _push(
     def advance(_: UploadProgress) -> None:
         seen_s.append(time.perf_counter())
 
+    process = psutil.Process(manager.pid)
     before, memory = _stages(manager.metrics), PeakMemory(manager.pid)
+    cpu_s = sum(process.cpu_times()[:2])
     start_s = time.perf_counter()
     result = client.upload_adapter(adapter, name, progress=advance)
     end_s = time.perf_counter()
@@ -132,6 +135,7 @@ def _push(
         verify_s=taken["verify"],
         build_s=taken["build"],
         register_s=taken["register"],
+        manager_cpu_s=sum(process.cpu_times()[:2]) - cpu_s,
         start_bytes=memory.start_bytes,
         peak_bytes=peak,
     )

@@ -15,9 +15,10 @@ MAX_PEAK_BYTES = 300_000_000
 class PushFigures:
     """One push, in seconds.
 
-    The client hashes, then sends while the manager stages and hashes. Then the manager verifies (what of the
-    hashing is left), builds (checks the adapter and writes the payload: the ingest step proper) and registers
-    (store, fsync, registry). `peak_bytes` is the manager's highest resident size, `start_bytes` that before.
+    The client hashes, then sends while the manager stages and hashes. Then the manager verifies (what of
+    the hashing is left), builds (checks the adapter and writes the payload: the ingest step proper) and registers
+    (store, fsync, registry). `manager_cpu_s` is the processor time of all its threads for the whole push, which
+    a busy machine changes less. `peak_bytes` is its highest resident size, `start_bytes` that before.
     """
 
     total_s: float
@@ -26,6 +27,7 @@ class PushFigures:
     verify_s: float
     build_s: float
     register_s: float
+    manager_cpu_s: float
     start_bytes: int
     peak_bytes: int
 

@@ -15,7 +15,7 @@ from lorikeet_bench.machine import describe_machine
 
 def result(build_s: float) -> IngestResult:
     """One push of 740 MB."""
-    push = PushFigures(4.0, 0.5, 1.0, 0.0, build_s, 0.25, 130_000_000, 150_000_000)
+    push = PushFigures(4.0, 0.5, 1.0, 0.0, build_s, 0.25, 2.0, 130_000_000, 150_000_000)
     figures = LayoutFigures(AdapterLayout.FUSED, 740_000_000, 740_000_000, 288, (push,))
     return IngestResult(describe_machine(), 32, Floors(1800.0, 9000.0, 2000.0, 1000.0), (figures,))
 

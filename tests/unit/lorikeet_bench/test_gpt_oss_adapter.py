@@ -65,7 +65,7 @@ def test_every_layout_is_taken_whole(tmp_path: Path, layout: AdapterLayout) -> N
 
 def figures(layout: AdapterLayout, build_s: float, peak_bytes: int) -> LayoutFigures:
     """One push of 400 MB."""
-    push = PushFigures(3.0, 0.5, 0.5, 0.0, build_s, 0.5, 100_000_000, peak_bytes)
+    push = PushFigures(3.0, 0.5, 0.5, 0.0, build_s, 0.5, 2.0, 100_000_000, peak_bytes)
     return LayoutFigures(layout, 400_000_000, 400_000_000, 288, (push,))
 
 
