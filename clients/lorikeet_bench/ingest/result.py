@@ -16,9 +16,10 @@ class PushFigures:
     """One push, in seconds.
 
     The client hashes, then sends while the manager stages and hashes. Then the manager verifies (what of
-    the hashing is left), builds (checks the adapter and writes the payload: the ingest step proper) and registers
-    (store, fsync, registry). `manager_cpu_s` is the processor time of all its threads for the whole push, which
-    a busy machine changes less. `peak_bytes` is its highest resident size, `start_bytes` that before.
+    the hashing is left), builds (checks the adapter and writes the payload: the ingest step proper) and
+    registers (store, fsync, registry). `manager_cpu_s` is the processor time of all its threads for the whole
+    push, which a busy machine changes less. `peak_bytes` is its highest resident size, `start_bytes` that
+    before.
     """
 
     total_s: float
