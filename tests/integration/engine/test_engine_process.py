@@ -189,6 +189,11 @@ def make_samples(count: int, prompt: Sequence[int] = (1, 2, 3), **more: Any) -> 
     return replace(make_request("many", prompt, **more), num_samples=count)
 
 
+async def ends_of(engine: EngineClient, request: EngineRequest) -> dict[int, FinishReason]:
+    """How each sample ended."""
+    return {o.index: o.finish.reason async for o in engine.generate(request) if o.finish is not None}
+
+
 async def test_samples_end_each_for_itself(engine: EngineClient, tmp_path: Path) -> None:
     """One sample is stopped alone, the others go on; the stream ends with the last of them."""
     tokens: dict[int, list[int]] = {}
@@ -357,10 +362,12 @@ async def test_drain_waits_then_aborts(tmp_path: Path) -> None:
     async with running(make_config(tmp_path, "step_s=0.005")) as engine:
         short = asyncio.create_task(collect(engine, make_request("short", max_tokens=20)))
         long = asyncio.create_task(collect(engine, make_request("long", max_tokens=390)))
+        many = asyncio.create_task(ends_of(engine, make_samples(3, max_tokens=390)))
         await asyncio.sleep(0.05)
-        assert await engine.drain(0.6) == 1
+        assert await engine.drain(0.6) == 2
         assert (await short)[1].reason is FinishReason.LENGTH
         assert (await long)[1].reason is FinishReason.ABORTED
+        assert await many == dict.fromkeys(range(3), FinishReason.ABORTED)
         with pytest.raises(DrainingError):
             await collect(engine, make_request("late"))
 

@@ -191,6 +191,25 @@ async def test_deadline_in_the_engine_ends_with_reason_and_status(tmp_path: Path
     assert from_rpc_error(caught.value).reason == "DEADLINE_EXCEEDED"
 
 
+async def test_a_deadline_ends_each_sample_and_then_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every sample has its finish; the status comes after the last, and counts all samples' tokens."""
+    # The client's own clock would end the call before the last word comes.
+    monkeypatch.setattr("inference_service.api.inference_servicer._time_remaining_s", lambda _: 1.0)
+    async with run_node(tmp_path, slow_engine()) as node:
+        call = node.inference.Generate(endless(n=3), metadata=auth(ACME), timeout=60)
+        messages: list[generation_pb2.GenerateResponse] = []
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                messages.append(message)
+    ends = {m.index: m.finish.reason for m in messages if m.HasField("finish")}
+    assert ends == dict.fromkeys(range(3), generation_pb2.FINISH_REASON_DEADLINE)
+    failure = from_rpc_error(caught.value)
+    assert failure.reason == "DEADLINE_EXCEEDED"
+    assert f"after {sum(len(m.tokens) for m in messages)} output tokens" in failure.message
+
+
 async def test_an_expired_request_never_reaches_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

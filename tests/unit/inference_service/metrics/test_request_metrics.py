@@ -57,6 +57,20 @@ def test_one_end(
     assert value("lorikeet_request_duration_seconds_count") == (1 if finished else 0)
 
 
+def test_samples_are_counted_beside_requests() -> None:
+    """A request of several is one request; one that was rejected has no samples."""
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry)
+    ended = {"finish_reason": "length", "prompt_tokens": 5, "output_tokens": 12}
+    metrics.finished(CallEnd(GENERATE, "OK", "", 1.0, {**ended, "samples": 4}))
+    metrics.finished(CallEnd(GENERATE, "OK", "", 1.0, ended))
+    metrics.finished(CallEnd(GENERATE, "RESOURCE_EXHAUSTED", "QUEUE_FULL", 1.0, {"samples": 3}))
+    value = registry.get_sample_value
+    assert value("lorikeet_samples_total") == 5
+    assert counted(registry, "lorikeet_requests_finished_total") == {"length": 2}
+    assert (value("lorikeet_prompt_tokens_total"), value("lorikeet_output_tokens_total")) == (10, 24)
+
+
 def test_other_calls_are_no_generations() -> None:
     """They count as calls alone."""
     registry = CollectorRegistry()
