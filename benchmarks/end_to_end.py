@@ -99,7 +99,11 @@ def step_command(step: Step, model: str, arguments: argparse.Namespace, work: Pa
         command += (
             ["--rank", "4", "--routing-floor", "0"] if step.command[0] != "profile" else ["--rank", "4"]
         )
-        command += ["--input-tokens", "24"] if step.name != "lengths" else ["--input-tokens", "8:72"]
+        command += (
+            ["--input-tokens", "24"]
+            if step.name != "lengths"
+            else ["--input-tokens", "8:72", "--requests", "24"]
+        )
         command += ["--output-tokens", "6"] if step.command[0] != "profile" else ["--steps", "2"]
         command += ["--repeats", "1"] if step.command[0] != "profile" else []
     return command

@@ -18,7 +18,7 @@ from lorikeet_bench.load.plan import PlannedRequest
 from lorikeet_bench.load.prompts import TextPrompts, TokenPrompts
 from lorikeet_bench.load.record import OK, RequestRecord
 from lorikeet_client import ClientTls
-from lorikeet_rpc.channel import open_channel
+from lorikeet_rpc.channel import DEFAULT_PING, Ping, open_channel
 
 _METHOD = "/lorikeet.inference.v1.InferenceService/Generate"
 # One connection carries all its streams in order; real loads come over many.
@@ -53,8 +53,12 @@ class GrpcTarget:
         self._exit = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        for _ in range(_CONNECTIONS):
-            channel = open_channel(self._node.inference, token=self._node.token, tls=self._node.tls, aio=True)
+        for number in range(_CONNECTIONS):
+            # Channels of equal options share one connection.
+            ping = Ping(every_s=DEFAULT_PING.every_s + number)
+            channel = open_channel(
+                self._node.inference, token=self._node.token, tls=self._node.tls, ping=ping, aio=True
+            )
             self._exit.push_async_callback(channel.close)
             method: Any = channel.unary_stream(_METHOD, pb.GenerateRequest.SerializeToString, None)
             self._methods.append(method)
