@@ -47,6 +47,7 @@ def _show(console: Console, model: Model) -> None:
     facts.add_row(
         "running / waiting requests", f"{limits.max_running_requests} / {limits.max_waiting_requests}"
     )
+    facts.add_row("samples of a request", str(limits.max_samples))
     facts.add_row("tokens a step", str(limits.max_step_tokens))
     facts.add_row("LoRA rank", str(limits.max_rank))
     facts.add_row("adapters in a batch", str(limits.max_active_adapters))
