@@ -1,11 +1,13 @@
 """Steps that overlap, and steps brought to fixed shapes, bring what single steps bring: token for token."""
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from inference_service.domain.request import TokenLogprobs
+from inference_service.domain.request import EngineRequest, TokenLogprobs
+from inference_service.domain.sampling import SamplingParams
 from inference_service.execution.backend import DeviceBackend
 from tests.support.random_adapters import activate_random
 from tests.support.runner import make_backend
@@ -95,3 +97,29 @@ def test_every_way_brings_the_same_tokens(model: Path, seeds: range) -> None:
             assert (stats.running_requests, stats.blocks_available) == (0, NUM_BLOCKS), name
     assert preemptions
     assert seen == {"LENGTH", "STOP_TOKEN", "ABORTED", "DEADLINE"}
+
+
+def greedy(**changes: object) -> Arrival:
+    """One request of the base model."""
+    sampling = SamplingParams(max_tokens=12, temperature=0.0, **changes)  # type: ignore[arg-type]
+    return Arrival(0, EngineRequest("r", "t", (3, 17, 8), sampling), None)
+
+
+@pytest.mark.parametrize("sizes", [(), (4,)])
+def test_a_bad_word_is_known_though_its_first_token_was_just_sampled(
+    model: Path, sizes: tuple[int, ...]
+) -> None:
+    """The token that would complete one is masked in the very next step, whatever is in flight."""
+    backend = backend_of(model, sizes)
+
+    def tokens(*, overlaps: bool, **changes: object) -> list[int]:
+        outcomes, _ = run_workload(backend.runner, [greedy(**changes)], overlaps=overlaps, **SCHEDULER)
+        return outcomes["r"].token_ids
+
+    free = tokens(overlaps=True)
+    assert free == tokens(overlaps=False)
+    for index in range(len(free) - 1):
+        word = (free[index], free[index + 1])
+        held = tokens(overlaps=True, bad_words=(word,))
+        assert word not in list(pairwise(held))
+        assert held == tokens(overlaps=False, bad_words=(word,))
