@@ -7,7 +7,8 @@ vllm-project/vllm#9275, verl-project/verl#7288, sgl-project/sglang#11034 (target
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,14 +135,20 @@ CASES = {f"rank-{rank}": of_rank(rank) for rank in RANKS} | {"rslora": with_rslo
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A node of the tiny model that takes ranks up to 128, every adapter uploaded."""
-    root = tmp_path_factory.mktemp("ranks")
+    async with stack_with(tmp_path_factory.mktemp("ranks"), MAX_RANK, CASES) as running:
+        yield running
+
+
+@asynccontextmanager
+async def stack_with(root: Path, max_rank: int, cases: Mapping[str, Case]) -> AsyncIterator[Stack]:
+    """A node of the tiny model with these adapters."""
     model = write_gpt_oss(root / "model", make_weights(MODEL), **FIELDS)
     write_byte_tokenizer(model, VOCAB)
-    flags = ["--max-top-logprobs", str(VOCAB), "--max-rank", str(MAX_RANK), "--max-active-adapters", "24"]
+    flags = ["--max-top-logprobs", str(VOCAB), "--max-rank", str(max_rank), "--max-active-adapters", "24"]
     async with Stack(model, root / "stack", node_flags=flags) as running:
-        for name, case in CASES.items():
+        for name, case in cases.items():
             await push(running, root / name, case)
-        for name in CASES:
+        for name in cases:
             await running.wait_known(f"demo/{name}")
         yield running
 
@@ -190,6 +197,21 @@ async def test_rank_beyond_the_maximum_is_refused(stack: Stack, tmp_path: Path) 
         await answer(stack, "too-wide")
     assert str(MAX_RANK) in str(caught.value.details())
     await check(stack, ["rank-7"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("maximum", [1, 8, 64, 256])
+async def test_every_maximum_serves_what_it_allows(tmp_path: Path, maximum: int) -> None:
+    """The same small adapters under any maximum, and one of the maximum itself; one rank more is refused."""
+    cases = {f"rank-{rank}": of_rank(rank) for rank in sorted({1, min(7, maximum), maximum})}
+    base = make_weights(MODEL)
+    async with stack_with(tmp_path, maximum, cases) as running:
+        for name, case in cases.items():
+            expected = gpt_oss_reference.logprobs(MODEL, case.merged(base), TOKENS)
+            np.testing.assert_allclose(await answer(running, name), expected, atol=TOLERANCE, err_msg=name)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await push(running, tmp_path / "too-wide", of_rank(maximum + 1))
+        assert f"up to {maximum}" in str(caught.value.details())
 
 
 async def test_rslora_scales_experts_too(stack: Stack) -> None:
