@@ -53,6 +53,7 @@ def tiny_shape() -> list[str]:
     return ["--shape", "gpt-oss-20b", *(word for item in sets for word in ("--shape-set", item))]
 
 
+@pytest.mark.long
 def test_the_engine_is_measured_and_every_token_is_compared(tmp_path: Path) -> None:
     """A sweep over a rig, twice: rates, percentiles, routing, a plot, no wrong token."""
     plot = tmp_path / "plot.svg"
