@@ -6,9 +6,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from inference_service.domain.errors import (
     DuplicateRequestError,
     EngineDeadError,
     LimitExceededError,
-    NotFiniteError,
     PayloadMissingError,
 )
 from inference_service.domain.request import EngineRequest, FinishReason, RequestFinish
@@ -34,7 +32,7 @@ from inference_service.engine.config import EngineConfig
 from inference_service.engine.engine_client import EngineClient
 from inference_service.engine.payload_cache import PayloadReceiver
 from tests.support.engine_builders import make_request
-from tests.support.fake_backend import BLIND_TOKEN, DEADLY_TOKEN, FACTORY, FAULTY_TOKEN
+from tests.support.fake_backend import DEADLY_TOKEN, FACTORY, FAULTY_TOKEN
 from tests.support.fake_device import expected_tokens, make_manifest
 
 # One event loop for the module, since the shared engine lives in it.
@@ -184,52 +182,6 @@ async def test_abort_ends_a_stream_and_twice_is_fine(engine: EngineClient, tmp_p
     assert (await settled(engine)).kv_blocks_available == 256
 
 
-def make_samples(count: int, prompt: Sequence[int] = (1, 2, 3), **more: Any) -> EngineRequest:
-    """A request of several samples."""
-    return replace(make_request("many", prompt, **more), num_samples=count)
-
-
-async def ends_of(engine: EngineClient, request: EngineRequest) -> dict[int, FinishReason]:
-    """How each sample ended."""
-    return {o.index: o.finish.reason async for o in engine.generate(request) if o.finish is not None}
-
-
-async def test_samples_end_each_for_itself(engine: EngineClient, tmp_path: Path) -> None:
-    """One sample is stopped alone, the others go on; the stream ends with the last of them."""
-    tokens: dict[int, list[int]] = {}
-    ends: dict[int, FinishReason] = {}
-    async for output in engine.generate(make_samples(4, max_tokens=60)):
-        assert output.index not in ends
-        tokens.setdefault(output.index, []).extend(output.token_ids)
-        engine.abort("many", 2)
-        engine.abort("many", 99)
-        if output.finish is not None:
-            ends[output.index] = output.finish.reason
-    assert ends.pop(2) is FinishReason.ABORTED
-    assert ends == dict.fromkeys((0, 1, 3), FinishReason.LENGTH)
-    for index, got in tokens.items():
-        expected = expected_tokens(None, (1, 2, 3), 60)
-        assert got == (expected[: len(got)] if index == 2 else expected)
-    assert (await settled(engine)).kv_blocks_available == 256
-
-
-async def test_a_sample_that_fails_ends_the_request(engine: EngineClient, tmp_path: Path) -> None:
-    """With its error; the first sample, which would go on for long, is stopped."""
-    with pytest.raises(NotFiniteError):
-        async for output in engine.generate(make_samples(3, (1, BLIND_TOKEN), max_tokens=380)):
-            assert output.index == 0
-    status = await settled(engine)
-    assert (status.running_requests, status.kv_blocks_available) == (0, 256)
-
-
-async def test_a_stream_of_samples_that_is_left(engine: EngineClient, tmp_path: Path) -> None:
-    """All of them stop, those that wait too; the id is free at once."""
-    for _ in range(3):
-        async with aclosing(engine.generate(make_samples(40, max_tokens=300))) as outputs:
-            await anext(outputs)
-    assert (await settled(engine)).kv_blocks_available == 256
-
-
 async def test_reused_id_gets_its_own_tokens(engine: EngineClient, tmp_path: Path) -> None:
     """A stream is closed and its id used again before the engine knows: nothing crosses over."""
     for turn in range(20):
@@ -362,12 +314,10 @@ async def test_drain_waits_then_aborts(tmp_path: Path) -> None:
     async with running(make_config(tmp_path, "step_s=0.005")) as engine:
         short = asyncio.create_task(collect(engine, make_request("short", max_tokens=20)))
         long = asyncio.create_task(collect(engine, make_request("long", max_tokens=390)))
-        many = asyncio.create_task(ends_of(engine, make_samples(3, max_tokens=390)))
         await asyncio.sleep(0.05)
-        assert await engine.drain(0.6) == 2
+        assert await engine.drain(0.6) == 1
         assert (await short)[1].reason is FinishReason.LENGTH
         assert (await long)[1].reason is FinishReason.ABORTED
-        assert await many == dict.fromkeys(range(3), FinishReason.ABORTED)
         with pytest.raises(DrainingError):
             await collect(engine, make_request("late"))
 
