@@ -103,7 +103,7 @@ class EngineLoop:
             self._sleep()
 
     def _take_compiled(self) -> None:
-        for request, refusal in self._grammars.take_ready():
+        for request, refusal in self._grammars.take_ready(self._clock()):
             if refusal:
                 self._scheduler.refuse(request, GrammarFailedError(refusal))
             else:

@@ -56,8 +56,11 @@ class GrammarGate:
         """A request that still waits here, which it then does no longer."""
         return self._waiting.pop(request_id, None)
 
-    def take_ready(self) -> list[tuple[EngineRequest, str]]:
-        """Requests with their matchers, in the order they came; or, instead, why there is no matcher."""
+    def take_ready(self, now_s: float) -> list[tuple[EngineRequest, str]]:
+        """Requests with their matchers, in the order they came; or, instead, why there is no matcher.
+
+        Those whose deadline has passed come as they are: the scheduler ends them at once.
+        """
         if not self._waiting and not self._compiling:
             return []
         refusals: dict[str, str] = {}
@@ -68,7 +71,11 @@ class GrammarGate:
                     self._kept[grammar] = compiling.result()
                 except (GrammarRefusedError, GrammarsUnavailableError, OSError) as error:
                     refusals[grammar] = str(error)
-        ready = [request for request in self._waiting.values() if _grammar(request) not in self._compiling]
+        ready = [
+            request
+            for request in self._waiting.values()
+            if _grammar(request) not in self._compiling or _is_late(request, now_s)
+        ]
         taken = [self._taken(request, refusals) for request in ready]
         while len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
@@ -78,6 +85,8 @@ class GrammarGate:
         del self._waiting[request.request_id]
         grammar, output = _grammar(request), request.sampling.structured_output
         assert output is not None
+        if grammar in self._compiling:
+            return request, ""
         if refusal := refusals.get(grammar):
             return request, refusal
         self._kept.move_to_end(grammar)
@@ -90,6 +99,10 @@ class GrammarGate:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(self._model_dir, self._vocab_size, self._end_token_ids)
         return self._compiler.compile(grammar)
+
+
+def _is_late(request: EngineRequest, now_s: float) -> bool:
+    return request.deadline_s is not None and request.deadline_s <= now_s
 
 
 def _grammar(request: EngineRequest) -> str:

@@ -24,7 +24,7 @@ class Grammars:
         """See GrammarGate."""
         return self.waiting.pop(request_id, None)
 
-    def take_ready(self) -> list[tuple[EngineRequest, str]]:
+    def take_ready(self, now_s: float) -> list[tuple[EngineRequest, str]]:
         """Never."""
         return []
 

@@ -1,5 +1,6 @@
 """Requests that wait for their grammars: order, sharing, refusal, withdrawal."""
 
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
 def test_nothing_before_it_is_needed(tmp_path: Path) -> None:
     """Without structured output no tokenizer is read: there is none here."""
     gate = GrammarGate(tmp_path / "nowhere", 300, (1,), lambda: None)
-    assert gate.take_ready() == []
+    assert gate.take_ready(0.0) == []
     assert gate.withdraw("unknown") is None
 
 
@@ -71,17 +72,17 @@ def test_requests_come_out_with_matchers_of_one_compilation(slow: Gate) -> None:
     first, second = of_regex("a+"), of_regex("b+")
     for name, grammar in (("x", first), ("y", second), ("z", first)):
         slow.gate.add(make_request(name, grammar))
-    assert slow.gate.take_ready() == []
+    assert slow.gate.take_ready(0.0) == []
     slow.go.set()
     slow.wait(2)
-    ready = slow.gate.take_ready()
+    ready = slow.gate.take_ready(0.0)
     assert [(request.request_id, refusal) for request, refusal in ready] == [("x", ""), ("y", ""), ("z", "")]
     outputs = [request.sampling.structured_output for request, _ in ready]
     matchers = [output.matcher for output in outputs if output is not None]
     assert matchers[0] is matchers[2] is not None
     assert matchers[1] not in (None, matchers[0])
     slow.gate.add(make_request("again", first))
-    ((request, _),) = slow.gate.take_ready()
+    ((request, _),) = slow.gate.take_ready(0.0)
     assert request.sampling.structured_output is not None
     assert request.sampling.structured_output.matcher is matchers[0]
     assert sorted(slow.compiled) == sorted([first, second])
@@ -96,7 +97,20 @@ def test_withdrawn_while_it_compiles(slow: Gate) -> None:
     assert slow.gate.withdraw("x") is None
     slow.go.set()
     slow.wait(1)
-    assert slow.gate.take_ready() == []
+    assert slow.gate.take_ready(0.0) == []
+
+
+def test_a_deadline_that_passes_while_it_compiles(slow: Gate) -> None:
+    """The request comes out as it is, once, for the scheduler to end it; the other waits on."""
+    late = dataclasses.replace(make_request("late", of_regex("a+")), deadline_s=5.0)
+    slow.gate.add(late)
+    slow.gate.add(make_request("other", of_regex("a+")))
+    assert slow.gate.take_ready(4.9) == []
+    assert slow.gate.take_ready(5.0) == [(late, "")]
+    slow.go.set()
+    slow.wait(1)
+    ((request, _),) = slow.gate.take_ready(6.0)
+    assert request.request_id == "other"
 
 
 def test_refused(slow: Gate) -> None:
@@ -105,7 +119,7 @@ def test_refused(slow: Gate) -> None:
     for name in ("x", "y"):
         slow.gate.add(make_request(name, '{"grammars": [{"lark_grammar": "start: ("}]}'))
         slow.wait(1)
-        ((request, refusal),) = slow.gate.take_ready()
+        ((request, refusal),) = slow.gate.take_ready(0.0)
         assert request.request_id == name
         assert refusal
     assert len(slow.compiled) == 2
@@ -122,7 +136,7 @@ def test_an_old_grammar_makes_room(slow: Gate, monkeypatch: pytest.MonkeyPatch) 
         if number != 2:
             slow.wait(1)
             assert len(slow.compiled) == known + 1
-        ((request, _),) = slow.gate.take_ready()
+        ((request, _),) = slow.gate.take_ready(0.0)
         assert request.sampling.structured_output is not None
         assert request.sampling.structured_output.matcher is not None
 
@@ -134,7 +148,7 @@ def test_no_llguidance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_gate, "GrammarCompiler", _refusing)
     slow.gate.add(make_request("x", of_regex("a")))
     slow.wait(1)
-    ((_, refusal),) = slow.gate.take_ready()
+    ((_, refusal),) = slow.gate.take_ready(0.0)
     assert refusal == "not here"
 
 
