@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,23 @@ def test_special_tokens_in_grammars(tmp_path: Path) -> None:
     matcher.advance([names["<|channel|>"], *b"final", names["<|message|>"]])
     assert allowed(matcher, size) == set(b"abcdefghijklmnopqrstuvwxyz")
     matcher.advance(b"xyz")
+    assert allowed(matcher, size) == {end}
+
+
+def test_the_documented_grammar_of_channels(tmp_path: Path) -> None:
+    """docs/inference.md's for gpt-oss takes a whole answer, with reasoning before the JSON."""
+    text = (Path(__file__).parents[4] / "docs" / "inference.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```\n(start: <\|channel\|>.*?)```", text, re.DOTALL)
+    compiler, tokenizer, end = make_compiler(tmp_path, "harmony")
+    matcher = compiler.compile(serialized_grammar(Constraint(ConstraintKind.GRAMMAR, shown)))
+    answer = (
+        "<|channel|>analysis<|message|>Hm. {No} JSON <here>.\nYet.<|end|><|start|>assistant"
+        '<|channel|>final<|message|>{"city": "Bern"}'
+    )
+    size = tokenizer.vocab_size + 21
+    for token_id in tokenizer.encode(answer, add_special_tokens=False):
+        assert token_id in allowed(matcher, size)
+        matcher.advance([token_id])
     assert allowed(matcher, size) == {end}
 
 
