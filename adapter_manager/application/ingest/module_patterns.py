@@ -5,9 +5,11 @@ or names behind "^", ".*" or ".*\.": those are looked up in tables, exactly and 
 list thousands of modules. The rest runs in the `regex` library, which can be told to stop.
 """
 
+import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import regex
@@ -26,6 +28,9 @@ _SIMPLE = re.compile(r"(?P<head>\^|\.\*\\\.|\.\*)?(?P<tail>(?:[A-Za-z0-9_\-.]|\\
 _FOREIGN = re.compile(
     r"\(\?(?!:|=|!|<=|<!|P<|P=)|\[\[|\[:|--|&&|\|\||~~|\{(?!\d+(?:,\d*)?\}|,\d+\})|\\[^\W\ddDwWsSbBAZ]"
 )
+# The larger number of {2}, {2,} and {2,5}. To compile "x{99999999}" takes minutes, which nothing interrupts.
+_COUNT = re.compile(r"(\d+),?\}")
+_MAX_REPEATS = 1000
 # A dot that stands for any character; it cannot occur in a tensor's name.
 _ANY = "?"
 
@@ -84,40 +89,56 @@ class _PatternTable(Generic[ValueT]):
         self._table: _Table[ValueT] = _Table()
         self._expressions: list[tuple[int, regex.Pattern[str]]] = []
         self._budget = budget
+        expressions = list[tuple[int, str]]()
         for order, (key, value) in enumerate(pairs):
             self._values.append(value)
             if match := _SIMPLE.fullmatch(key):
                 self._table.add(order, match["head"] or "", match["tail"])
             else:
-                self._expressions.append((order, self._compile(key)))
-        if len(self._expressions) > _MAX_EXPRESSIONS:
+                expressions.append((order, key))
+        # Counted before the first is compiled: that alone takes milliseconds for a long one.
+        if len(expressions) > _MAX_EXPRESSIONS:
             raise self._error(
-                f"has {len(self._expressions)} regular expressions; at most {_MAX_EXPRESSIONS} are tried"
+                f"has {len(expressions)} regular expressions; at most {_MAX_EXPRESSIONS} are tried"
             )
+        for order, key in expressions:
+            with self._charged():
+                self._expressions.append((order, self._compile(key)))
 
     def find(self, name: str) -> ValueT | None:
         """The value for a module or parameter; None where no key matches."""
         if not self._values:
             return None
-        since_s = time.thread_time()
-        best = self._table.first(name)
-        try:
+        with self._charged():
+            best = self._table.first(name)
             for order, expression in self._expressions:
                 if best is not None and order > best:
                     break
                 if expression.match(name, timeout=_MAX_MATCH_S):
                     best = order
                     break
+        return None if best is None else self._values[best]
+
+    @contextmanager
+    def _charged(self) -> Generator[None]:
+        """Take the time spent inside off the budget."""
+        since_s = time.thread_time()
+        try:
+            yield
             self._budget.charge(since_s)
         except TimeoutError:
             raise self._error(
                 "takes too long to match with the modules' names: write names instead of regular expressions"
             ) from None
-        return None if best is None else self._values[best]
 
     def _compile(self, key: str) -> "regex.Pattern[str]":
         if _FOREIGN.search(key):
             raise self._error(f"key {shown(key)} uses an uncommon regular expression: write a name instead")
+        repeats = math.prod(max(1, int(count)) for count in _COUNT.findall(key))
+        if repeats > _MAX_REPEATS:
+            raise self._error(
+                f"key {shown(key)} repeats {shown(repeats)} times; at most {_MAX_REPEATS} are tried"
+            )
         try:
             return regex.compile(rf"(.*\.)?({key})$", flags=regex.VERSION0)
         except (regex.error, RecursionError, OverflowError, ValueError):

@@ -148,3 +148,30 @@ def test_tables_without_end_are_cut_off() -> None:
         for i in range(100_000):
             tables.rank_and_alpha(f"model.layers.{i}.self_attn.q_proj" + "x" * 450)
     assert time.perf_counter() - started < 2
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["x{99999999}", "(x{9999}y{9999}){9999}", "(((a{65000}){65000}){65000})", "(.{0,99}){11}", "a{1001,}"],
+)
+def test_a_repeat_that_takes_minutes_to_compile_is_refused_at_once(key: str) -> None:
+    """The library's time limit is for matching alone: the counts are looked at first, and named."""
+    with pytest.raises(InvalidAdapterError, match=r"repeats .* times; at most 1000"):
+        patterns({key: 2})
+
+
+def test_counts_that_people_write_are_read() -> None:
+    """As `re` reads them."""
+    table = patterns({r"layers\.\d{1,2}\.self_attn\.(q|k)_proj": 2, "(layers.){1}11.*": 3})
+    assert [table.rank_and_alpha(name)[0] for name in NAMES[:3]] == [2, 1, 3]
+
+
+def test_compiling_is_counted_and_timed() -> None:
+    """Too many expressions are refused before the first is compiled; long ones are cut off in time."""
+    long = "(a|b)*" * 160
+    start_s = time.process_time()
+    with pytest.raises(InvalidAdapterError, match="5000 regular expressions"):
+        patterns({f"{long}|{n}": 1 for n in range(5000)})
+    with pytest.raises(InvalidAdapterError, match="takes too long"):
+        patterns({f"{long}|{n}": 1 for n in range(250)}, max_s=0.01)
+    assert time.process_time() - start_s < 2
