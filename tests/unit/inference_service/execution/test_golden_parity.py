@@ -109,6 +109,9 @@ def test_mixed_batch_after_reload(backend: DeviceBackend, model: GoldenModel, tm
     assert backend.arena.used_bytes == 0
 
 
+@pytest.mark.parametrize(
+    "model", [m for m in GOLDEN_MODELS if m.is_always], indirect=True, ids=lambda m: m.name
+)
 def test_fixed_shapes(model: GoldenModel, tmp_path: Path) -> None:
     """Decode steps filled up to a size that they never have, base and adapters in one batch."""
     backend = make_backend(model.name, graph_batch_sizes=(11, 23))

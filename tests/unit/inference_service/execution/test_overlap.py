@@ -75,7 +75,8 @@ def check(ours: Outcome, theirs: Outcome, arrival: Arrival) -> None:
         assert bool(ours.prompt_logprobs) == bool(theirs.prompt_logprobs)
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=pytest.mark.long)])
+@pytest.mark.timeout(900)  # a loaded machine takes ten times as long
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 8), marks=pytest.mark.long)])
 def test_every_way_brings_the_same_tokens(model: Path, seeds: range) -> None:
     """With adapters, preemption, aborts, deadlines, stop tokens, every parameter; all is given back."""
     plain = backend_of(model, ())
