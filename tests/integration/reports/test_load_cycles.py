@@ -137,7 +137,10 @@ async def test_pinned_adapters_stay_and_leave_the_rest_to_others(world: World) -
 
 @pytest.mark.long
 async def test_memory_is_flat_over_five_hundred_adapters(world: World) -> None:
-    """After the 500th the processes have, to one percent, what they had after the 50th; nothing is held."""
+    """After the 500th the processes have what they had after the 50th; nothing is held.
+
+    To 2 MiB: a page or so an adapter would be 450 of them, and no more than that is an allocator's own.
+    """
     samples: list[dict[str, int]] = []
     for number in range(1000, 1500):
         await world.cycle(number, is_streamed=bool(number % 2))
@@ -145,5 +148,5 @@ async def test_memory_is_flat_over_five_hundred_adapters(world: World) -> None:
             samples.append(world.memory())
     await world.is_empty()
     early, late = samples
-    grown = {name: late[name] / early[name] - 1 for name in early}
-    assert all(share < 0.01 for share in grown.values()), (grown, early, late)
+    grown = {name: late[name] - early[name] for name in early}
+    assert all(num_bytes < 2 << 20 for num_bytes in grown.values()), (grown, early, late)
