@@ -139,7 +139,7 @@ async def test_pinned_adapters_stay_and_leave_the_rest_to_others(world: World) -
 async def test_memory_is_flat_over_five_hundred_adapters(world: World) -> None:
     """After the 500th the processes have what they had after the 50th; nothing is held.
 
-    To 2 MiB: a page or so an adapter would be 450 of them, and no more than that is an allocator's own.
+    To 2 MiB, less than 5 kB for each that came and went; 0.8 MB were seen once of an allocator's own.
     """
     samples: list[dict[str, int]] = []
     for number in range(1000, 1500):
