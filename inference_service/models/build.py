@@ -1,5 +1,6 @@
 """From a declared model and a source of weights to layers that compute."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -209,15 +210,14 @@ class ModelBuilder:
 
         So that one is read while another is laid out; at most a layer's are held as stored.
         """
-        ahead: ExpertLinear | None = None
+        asked: deque[ExpertLinear] = deque()
         for experts in (layer.experts for layer in self._spec.layers if layer.experts is not None):
             for linear in (experts.gate_up, experts.down):
-                read = read_expert_linear(experts, linear, self._source, self._empty)
-                if ahead is not None:
-                    yield ahead
-                ahead = read
-        if ahead is not None:
-            yield ahead
+                asked.append(read_expert_linear(experts, linear, self._source, self._empty))
+                if len(asked) > 1:
+                    yield asked.popleft()  # and keeps no reference: what was laid out is to be freed
+        while asked:
+            yield asked.popleft()
 
     def _linear(self, name: str, spec: LinearSpec) -> Linear:
         modules = [module for site in spec.sites for module in site.modules]

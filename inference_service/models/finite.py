@@ -31,5 +31,5 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def extremes(tensor: torch.Tensor) -> torch.Tensor:
-    """Smallest and largest value [2], on the tensor's device; a NaN anywhere becomes both."""
-    return torch.stack(torch.aminmax(tensor))
+    """Smallest and largest value [2] float64, on the tensor's device; a NaN anywhere becomes both."""
+    return torch.stack(torch.aminmax(tensor)).double()

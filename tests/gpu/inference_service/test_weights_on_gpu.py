@@ -118,5 +118,5 @@ def test_the_device_holds_little_more_than_the_weights(tmp_path: Path) -> None:
     kept = torch.cuda.memory_allocated() - before
     peak = torch.cuda.max_memory_allocated() - before
     layer = sum(math.prod(of.shape) for name, of in shapes.items() if of.is_packed and ".0.mlp" in name)
-    assert peak - kept < 2 * layer  # a layer as stored, and what laying out one expert takes
+    assert peak - kept < 1.6 * layer  # a layer as stored, and what laying out one expert takes
     del model
