@@ -4,7 +4,8 @@ Templates come with a model and are code: they run in Jinja's immutable sandbox,
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -39,6 +40,10 @@ RESERVED_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
 RESERVED_FIELDS = frozenset(
     {"role", "content"}
 )  # the latter only where the message's own content is not empty
+
+
+# How long the text may be that is being rendered, for filters that could make a lot of a little.
+_max_rendered: ContextVar[int] = ContextVar("max_rendered", default=1 << 20)
 
 
 def _no_fields() -> dict[str, Any]:
@@ -128,23 +133,9 @@ class ChatTemplate:
             "messages": [_message(turn) for turn in turns],
             "add_generation_prompt": add_generation_prompt,
         }
-        pieces: list[str] = []
-        length = 0
+        limit = _max_rendered.set(max_characters)
         try:
-            for piece in template.generate(variables):
-                pieces.append(piece)
-                length += len(piece)
-                if length > max_characters:
-                    raise LimitExceededError(
-                        f"chat: the rendered chat has more than {max_characters} characters, which "
-                        "cannot fit the context",
-                        metadata={
-                            "field": "chat",
-                            "limit": "max_context_tokens",
-                            "value": str(length),
-                            "maximum": str(max_characters),
-                        },
-                    )
+            return _joined(template.generate(variables), max_characters)
         # A template is code: its own raise_exception, and whatever Python raises in an expression of it. One
         # that calls itself for what lies deeper ends in RecursionError on what is nested a thousand deep.
         except _RAISED_BY_TEMPLATES as error:
@@ -152,7 +143,8 @@ class ChatTemplate:
             raise InvalidRequestError(
                 f"chat: the model's chat template refuses these messages: {words}", metadata={"field": "chat"}
             ) from error
-        return "".join(pieces)
+        finally:
+            _max_rendered.reset(limit)
 
 
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
@@ -185,10 +177,37 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own: no HTML escapes, non-ASCII text as it is."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    """Unlike Jinja's own: no HTML escapes, non-ASCII text as it is.
+
+    Indented, a megabyte of nested brackets is gigabytes of spaces: it ends where the whole text would.
+    """
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return (
+        encoder.encode(value) if indent is None else _joined(encoder.iterencode(value), _max_rendered.get())
+    )
+
+
+def _joined(pieces: Iterable[str], max_characters: int) -> str:
+    """The whole text; raises LimitExceededError once it is too long."""
+    kept: list[str] = []
+    length = 0
+    for piece in pieces:
+        kept.append(piece)
+        length += len(piece)
+        if length > max_characters:
+            raise LimitExceededError(
+                f"chat: the rendered chat has more than {max_characters} characters, which "
+                "cannot fit the context",
+                metadata={
+                    "field": "chat",
+                    "limit": "max_context_tokens",
+                    "value": str(length),
+                    "maximum": str(max_characters),
+                },
+            )
+    return "".join(kept)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -141,7 +141,9 @@ def json_objects(draw: st.DrawFn) -> str:
     if kind == 4:
         depth = draw(st.sampled_from([10, 100, 500, 1_000, 100_000]))
         opening, closing = draw(st.sampled_from([("[", "]"), ('{"x":', "}")]))
-        return '{"tools": [{"x": ' + opening * depth + "1" + closing * depth + "}]}"
+        deep = opening * depth + "1" + closing * depth
+        count = draw(st.sampled_from([1, 1, 40]))
+        return '{"tools": [{"x": [' + ", ".join([deep] * count) + "]}]}"
     if kind == 5:
         return draw(
             st.sampled_from(["{", "[]", "null", "{} {}", '{"x": NaN}', '{"x": 1e999}', "\ufeff{}", '"x"'])

@@ -119,9 +119,11 @@ class Rig:
 
 
 def write_model(path: Path) -> Path:
-    """The tiny Qwen3-MoE with a template that has tools, thinking and recursion into arguments."""
+    """The tiny Qwen3-MoE with a template for thoughts and calls, and one that writes tools indented."""
     shutil.copytree(FIXTURES / "models" / "qwen3_moe", path)
-    (path / "chat_template.jinja").write_text((TEMPLATES / "qwen3_like.jinja").read_text())
+    shutil.copyfile(TEMPLATES / "qwen3_like.jinja", path / "chat_template.jinja")
+    (path / "additional_chat_templates").mkdir()
+    shutil.copyfile(TEMPLATES / "llama3_like.jinja", path / "additional_chat_templates" / "tool_use.jinja")
     config = json.loads((path / "generation_config.json").read_text())
     (path / "generation_config.json").write_text(json.dumps(config | {"max_new_tokens": 6}))
     return path

@@ -1,13 +1,14 @@
 """Chats with tools in templates like Qwen3's, Llama 3.1's and DeepSeek's, as transformers renders them."""
 
 import json
+import tracemalloc
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inference_service.domain.errors import InvalidRequestError
+from inference_service.domain.errors import InvalidRequestError, LimitExceededError
 from inference_service.text.chat_template import ChatTemplate, ChatTurn
 from tests.support.chat_cases import CASES, EXPECTED, NOW, SPECIAL_TOKENS, TEMPLATES, turns_of
 
@@ -61,6 +62,28 @@ def test_both_kinds_of_case_are_there() -> None:
     assert {case["name"] for case in CASES} == set(EXPECTED)
     assert sum("rendered" in e for e in EXPECTED.values()) >= 45
     assert sum("error" in e for e in EXPECTED.values()) >= 4
+
+
+def test_indented_tools_are_bounded_as_they_are_written() -> None:
+    """A megabyte of nested lists, indented by the template, would be hundreds of megabytes of spaces."""
+    nested: Any = 1
+    for _ in range(100):
+        nested = [nested]
+    tools = [{"x": [nested] * 5000}]
+    template = ChatTemplate(source("llama3_like"), SPECIAL_TOKENS)
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitExceededError, match="100000 characters"):
+            template.render(
+                [ChatTurn("user", "hi")],
+                add_generation_prompt=True,
+                max_characters=100_000,
+                arguments={"tools": tools},
+            )
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 << 20
 
 
 @pytest.mark.parametrize("form", ["files", "tokenizer_config.json"])
