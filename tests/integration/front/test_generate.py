@@ -179,9 +179,9 @@ async def test_unknown_adapters_are_not_found(tmp_path: Path, name: str) -> None
     """Never the base model: unknown, alien, unready and misspelt names, streaming and unary."""
     async with run_node(tmp_path) as node:
         request = make_request(adapter=name)
-        assert (
-            await code_of(node.inference.Generate(request, metadata=auth(ACME))) is grpc.StatusCode.NOT_FOUND
-        )
+        failure = await failure_of(node.inference.Generate(request, metadata=auth(ACME)))
+        assert (failure.code.value, failure.metadata["field"]) == ("NOT_FOUND", "adapter")
+        assert failure.metadata["value"]
         complete = node.inference.Complete(
             generation_pb2.CompleteRequest(request=request), metadata=auth(ACME)
         )
