@@ -178,6 +178,22 @@ def test_errors_allow_nothing(tmp_path: Path) -> None:
     assert bool(mask) != bool(matcher.error())
 
 
+def test_ambiguous_grammars_have_an_end(tmp_path: Path) -> None:
+    """The parser's work for a token grows with the answer: by 2000 tokens it was stopped, and early."""
+    compiler, tokenizer, _ = make_compiler(tmp_path, "bytes")
+    ambiguous = Constraint(ConstraintKind.GRAMMAR, 'start: start start start | "a" | ')
+    matcher = compiler.compile(serialized_grammar(ambiguous))
+    for _ in range(20):
+        matcher.advance(b"a" * 100)
+    assert "less ambiguous" in matcher.error()
+    assert allowed(matcher, tokenizer.vocab_size + 21) == set()
+    assert matcher.fork().error() == matcher.error()
+    # A long answer of a plain one is far from the limit.
+    plain = compiler.compile(serialized_grammar(Constraint(ConstraintKind.JSON_OBJECT)))
+    plain.advance(b'{"a": [' + b'"text", ' * 2000)
+    assert plain.error() == ""
+
+
 def test_after_the_end(tmp_path: Path) -> None:
     """Tokens after an end-of-sequence token change nothing and are no error."""
     compiler, _, end = make_compiler(tmp_path, "bytes")
