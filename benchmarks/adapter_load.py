@@ -88,7 +88,7 @@ def ms(seconds: list[float]) -> dict[str, float]:
 def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, object]:
     """Write the adapters, then load each `--repeat` times."""
     device, dtype = torch.device(arguments.device), torch.bfloat16
-    shape = write_model_shape(scratch / "model", arguments.shape)
+    shape = write_model_shape(scratch / "model", arguments.shape, dict(arguments.shape_set))
     schema = lora_schema(describe_model(shape).spec, lambda _name: ("", ""))
     keys = set(arguments.sites.split(",")) if arguments.sites else default_keys(schema)
     adapters = [
@@ -147,12 +147,22 @@ def default_keys(schema: LoraSchema) -> set[str]:
     return {key for key in keys if key != "router" and not key.startswith("shared")}
 
 
+def assignment(text: str) -> tuple[str, object]:
+    """A field of config.json and its value."""
+    key, _, value = text.partition("=")
+    return key, json.loads(value)
+
+
 def main() -> None:
     """Parse, measure, print one JSON line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=shape_names(), default="gpt-oss-20b")
+    parser.add_argument(
+        "--shape-set", type=assignment, action="append", default=[], metavar="FIELD=JSON",
+        help="another value of the shape's config.json",
+    )  # fmt: skip
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--scale", type=float, default=0.7, help="alpha / rank; 1 leaves nothing to multiply")
     parser.add_argument("--sites", default="", help="keys, with commas; default: attention and experts")

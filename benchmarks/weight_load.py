@@ -64,7 +64,8 @@ def model_directory(arguments: argparse.Namespace) -> Iterator[Path]:
         yield arguments.model_dir
         return
     with tempfile.TemporaryDirectory(prefix="lorikeet-weights-", dir=arguments.scratch) as scratch:
-        directory = write_model_shape(Path(scratch), arguments.shape, shape_changes(arguments.layers))
+        changes = shape_changes(arguments.layers) | dict(arguments.shape_set)
+        directory = write_model_shape(Path(scratch), arguments.shape, changes)
         if arguments.load_format != "dummy":
             num_bytes = write_checkpoint(directory, describe_model(directory).spec)
             print(f"wrote {num_bytes / 1e9:.2f} GB of {arguments.shape}")
@@ -74,6 +75,12 @@ def model_directory(arguments: argparse.Namespace) -> Iterator[Path]:
 def shape_changes(num_layers: int | None) -> dict[str, object]:
     """Fewer layers than released; lists with an entry a layer go back to their defaults."""
     return {} if num_layers is None else {"num_hidden_layers": num_layers, "layer_types": None}
+
+
+def assignment(text: str) -> tuple[str, object]:
+    """A field of config.json and its value."""
+    key, _, value = text.partition("=")
+    return key, json.loads(value)
 
 
 def drop_from_page_cache(directory: Path) -> None:
@@ -134,6 +141,10 @@ def main() -> None:
     parser.add_argument("--model-dir", type=Path)
     parser.add_argument("--shape", choices=shape_names(), default="qwen3-30b-a3b")
     parser.add_argument("--layers", type=int, help="of the synthetic model; default: all")
+    parser.add_argument(
+        "--shape-set", type=assignment, action="append", default=[], metavar="FIELD=JSON",
+        help="another value of the shape's config.json",
+    )  # fmt: skip
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
