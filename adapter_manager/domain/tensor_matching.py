@@ -12,7 +12,7 @@ from adapter_manager.domain.problems import Problem, Problems
 from adapter_manager.domain.safetensors_header import TensorEntry
 from adapter_manager.domain.shown_text import shown
 from adapter_manager.domain.site_index import PairForm, Place, SiteIndex
-from adapter_manager.domain.tensor_pairs import LoraPair, pair_tensors
+from adapter_manager.domain.tensor_pairs import LoraPair, has_float_dtype, pair_tensors
 from adapter_manager.domain.weight_piece import WeightPiece
 from lorikeet_contract.schema import LoraSchema, LoraSite
 
@@ -165,5 +165,5 @@ def _base_copies(
         place = index.find(name.module)
         if place is None or not place.site.base_weight_sha256:
             problems.add_unmatched([entry.name])
-        else:
+        elif has_float_dtype(entry, problems):
             yield BaseCopy(entry, place.site)

@@ -76,15 +76,19 @@ def _pair(both: dict[bool, tuple[TensorName, TensorEntry]], problems: Problems) 
         problems.add(Problem.MISSING_PAIR, f"tensor {shown(entry.name)} has no {missing} beside it")
         return None
     (name, a), (_, b) = both[True], both[False]
-    for entry in (a, b):
-        if entry.dtype not in FLOAT_DTYPES:
-            problems.add(
-                Problem.DTYPE,
-                f"tensor {shown(entry.name)} has dtype {entry.dtype}; adapters are served from "
-                f"{', '.join(sorted(FLOAT_DTYPES))}",
-            )
-            return None
-    return LoraPair(name, a, b)
+    return LoraPair(name, a, b) if all(has_float_dtype(e, problems) for e in (a, b)) else None
+
+
+def has_float_dtype(entry: TensorEntry, problems: Problems) -> bool:
+    """Whether weights can be read from it; if not, that is a problem."""
+    if entry.dtype in FLOAT_DTYPES:
+        return True
+    problems.add(
+        Problem.DTYPE,
+        f"tensor {shown(entry.name)} has dtype {entry.dtype}; adapters are served from "
+        f"{', '.join(sorted(FLOAT_DTYPES))}",
+    )
+    return False
 
 
 def _note_other(entry: TensorEntry, problems: Problems) -> None:

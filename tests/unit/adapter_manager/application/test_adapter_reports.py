@@ -323,6 +323,17 @@ def test_replaced_base_weight_is_refused_and_a_converted_copy_is_not(tmp_path: P
         ingest(write_adapter(tmp_path / "a", wide, config), QWEN, tmp_path)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool, torch.int32, torch.int64])
+def test_copy_of_a_base_weight_in_whole_numbers_is_refused_by_name(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """As factors are."""
+    name = f"{PREFIX}lm_head.base_layer.weight"
+    tensors = {**q_and_v((0,)), name: torch.ones(528, 64).to(dtype)}
+    with pytest.raises(InvalidAdapterError, match=r"lm_head.base_layer.weight' has dtype"):
+        ingest(write_adapter(tmp_path / "a", tensors), QWEN, tmp_path)
+
+
 def test_shards_are_read_as_one_and_checked_against_their_index(tmp_path: Path) -> None:
     """Each tensor where the index says, no other shard, no path."""
     tensors = q_and_v()
