@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import uvloop
-
+from lorikeet_admin.bench_loop import run_bench
 from lorikeet_admin.bench_node import bench_node
 from lorikeet_admin.load_report import progress_text
 from lorikeet_admin.output import Output
@@ -61,7 +60,7 @@ class ServeBench:
             ) as served:
                 return await self._run(node, sweep, served)
 
-        self._add(uvloop.run(run()), sweep, device="", startup_s=None, load_s=None)
+        self._add(run_bench(run()), sweep, device="", startup_s=None, load_s=None)
 
     def on_own_node(self, plan: EnginePlan, sweep: Sweep) -> None:
         """Start a node, name `plan.slots` generated adapters to it, load it, stop it."""
@@ -81,7 +80,7 @@ class ServeBench:
                 digests = tuple(adapter.digest for adapter in store.adapters)
                 return await self._run(address, sweep, ServedAdapters(names, digests, tokens)), load_s
 
-            outcome, load_s = uvloop.run(run())
+            outcome, load_s = run_bench(run())
         self._add(
             outcome,
             sweep,
@@ -93,7 +92,7 @@ class ServeBench:
             self._probe(plan, sweep, outcome, () if tokens is None else tokens.forced)
 
     def _probe(self, plan: EnginePlan, sweep: Sweep, outcome: ServeOutcome, tokens: tuple[int, ...]) -> None:
-        found = uvloop.run(probe_routing(plan, sweep.plans(), outcome.samples, self.probe_steps, tokens))
+        found = run_bench(probe_routing(plan, sweep.plans(), outcome.samples, self.probe_steps, tokens))
         begin = len(self.points) - len(found)
         for index, routing in enumerate(found, begin):
             self.points[index] = replace(self.points[index], routing=routing)

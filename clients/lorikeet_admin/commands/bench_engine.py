@@ -1,7 +1,6 @@
 """`lorikeet bench engine`: the engine by itself, at the boundary at which vLLM was measured."""
 
-import uvloop
-
+from lorikeet_admin.bench_loop import run_bench
 from lorikeet_admin.commands import bench_options as options
 from lorikeet_admin.commands.bench_options import LoadOptions, ModelOptions
 from lorikeet_admin.late_import import late_import
@@ -75,7 +74,7 @@ def engine(
             weights, plans = model.plans(directory, sweep, made, own_slots=own_slots)
         for plan, part in plans:
             try:
-                facts, found = uvloop.run(
+                facts, found = run_bench(
                     run_engine_bench(plan, part, probe_steps=probe_steps, on_point=on_point)
                 )
             except LoadError as error:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lorikeet_admin.bench_loop import orderly_end
 from lorikeet_bench.engine.plan import EnginePlan
 from lorikeet_bench.load.arrivals import Arrivals, ClosedLoop, OpenLoop, Pace
 from lorikeet_bench.load.generated_adapters import DEFAULT_SITES, AdapterShape
@@ -276,7 +277,8 @@ def working_directory(given: Path | None) -> Generator[Path]:
             raise typer.BadParameter(
                 f"cannot write to {given}: {error.strerror}", param_hint="--data-dir"
             ) from error
-        yield given.absolute()
+        with orderly_end():
+            yield given.absolute()
         return
-    with TemporaryDirectory(prefix="lorikeet-bench-") as directory:
+    with orderly_end(), TemporaryDirectory(prefix="lorikeet-bench-") as directory:
         yield Path(directory)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import msgspec
 import typer
-import uvloop
 
+from lorikeet_admin.bench_loop import run_bench
 from lorikeet_admin.commands import bench_options as options
 from lorikeet_admin.commands.bench_options import LoadOptions, ModelOptions
 from lorikeet_admin.late_import import late_import
@@ -65,7 +65,7 @@ def profile(
             made = options.adapter_shape(rank, sites)
             _, ((plan, _),) = model.plans(directory, load.sweep(), made, own_slots=False)
         try:
-            found = uvloop.run(profile_decode(plan, rows=rows, input_tokens=input_tokens, num_steps=steps))
+            found = run_bench(profile_decode(plan, rows=rows, input_tokens=input_tokens, num_steps=steps))
         except LoadError as error:
             raise output.fail(str(error)) from error
         floor = floor_model.read(plan.model_dir, plan_dtype(plan), made).decode(rows, adapters, input_tokens)

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lorikeet_bench.engine.launch import loaded_engine
@@ -174,6 +177,21 @@ async def test_a_stack_that_runs_gets_adapters_for_the_time_of_the_load(tmp_path
         )
         assert code == 1
         assert "4 requests failed (NOT_FOUND)" in printed
+
+
+@pytest.mark.long
+def test_a_load_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
+    """SIGTERM while the node starts: it is stopped, and the exit code is the signal's."""
+    command = [sys.executable, "-m", "lorikeet_admin", "bench", "serve", "--rig", "--duration", "600", *SHORT]
+    with subprocess.Popen([*command, "--data-dir", str(tmp_path)]) as running:
+        bench_process = psutil.Process(running.pid)
+        while not (children := bench_process.children(recursive=True)):
+            assert running.poll() is None
+            time.sleep(0.05)
+        running.terminate()
+        assert running.wait() == 128 + signal.SIGTERM
+        _, alive = psutil.wait_procs(children, timeout=60)
+        assert not alive
 
 
 @pytest.mark.long
