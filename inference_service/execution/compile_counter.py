@@ -1,5 +1,7 @@
 """Counts kernel compilations and graph captures: after the start there must be none."""
 
+from typing import Any
+
 import triton
 
 from inference_service.execution.decode_graphs import DecodeGraphs
@@ -12,7 +14,10 @@ class CompileCounter:
         self._graphs = graphs
         self._num_compiled = 0
         self._num_before = 0
-        triton.knobs.runtime.jit_post_compile_hook = self._note  # pyright: ignore[reportAttributeAccessIssue]
+        runtime: Any = triton.knobs.runtime  # pyright: ignore[reportAttributeAccessIssue]
+        # Who counted before goes on counting: a process may hold more than one backend.
+        self._before: Any = runtime.jit_post_compile_hook
+        runtime.jit_post_compile_hook = self._note
 
     def ready(self) -> None:
         """What came until now was the start's."""
@@ -25,5 +30,7 @@ class CompileCounter:
     def _total(self) -> int:
         return self._num_compiled + len(self._graphs)
 
-    def _note(self, **_: object) -> None:
+    def _note(self, **given: object) -> None:
         self._num_compiled += 1
+        if self._before is not None:
+            self._before(**given)
