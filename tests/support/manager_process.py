@@ -51,7 +51,7 @@ class ManagerProcess:
             self.address,
             options=[("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200)],
         )
-        await eventually(self._is_serving, 20)
+        await eventually(self._is_serving, 90)
         self.token = (self.data_dir / "bootstrap-token").read_text().strip()
 
     async def stop(self) -> int:
