@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from inference_service.domain.engine import BackendUnusableError
 from inference_service.domain.sampling import SamplingParams
 from inference_service.domain.step import NewRequest, ScheduledRequest, SchedulerOutput
 from inference_service.execution.batch_builder import BatchBuilder
@@ -79,11 +80,27 @@ def warm_up(
         run_steps(runner, limits)
         torch.cuda.synchronize(device)
     with phases.phase("capture"), torch.inference_mode():
-        for shape in builder.shapes.all():
-            inputs = builder.idle(shape)
-            for has_adapters in (True, False):
-                graphs.capture(inputs, has_adapters=has_adapters)
+        capture_all(graphs, builder)
         torch.cuda.synchronize(device)
+
+
+def capture_all(graphs: DecodeGraphs, builder: BatchBuilder) -> None:
+    """Every fixed shape with adapters and without, the largest first.
+
+    Raises:
+        BackendUnusableError: an op of this model cannot be captured, or memory is too short for it.
+    """
+    for shape in builder.shapes.all():
+        inputs = builder.idle(shape)
+        for has_adapters in (True, False):
+            try:
+                graphs.capture(inputs, has_adapters=has_adapters)
+            except RuntimeError as error:  # torch's, also when CUDA is out of memory
+                raise BackendUnusableError(
+                    f"a decode step of {shape.num_requests} requests cannot be captured as a CUDA graph: "
+                    f"{str(error).splitlines()[0]}; give fewer or smaller --graph-batch-sizes, or serve with "
+                    "--no-cuda-graphs"
+                ) from error
 
 
 def run_steps(runner: BatchModelRunner, limits: StepLimits) -> None:

@@ -1,15 +1,18 @@
 """What a start runs before requests: steps that leave nothing behind, and which ops there are."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from inference_service.domain.engine import BackendUnusableError
 from inference_service.domain.step import ModelRunnerOutput, SchedulerOutput
 from inference_service.execution.backend import DeviceBackend, load_backend, make_builder
 from inference_service.execution.config import BackendConfig
 from inference_service.execution.request_table import RequestTable
-from inference_service.execution.warm_up import Phases, StepLimits, run_steps
+from inference_service.execution.step_buffers import StepInputs
+from inference_service.execution.warm_up import Phases, StepLimits, capture_all, run_steps
 from inference_service.execution.warm_up_ops import can_capture, linears
 from tests.support.fixtures import FIXTURES
 from tests.support.random_adapters import activate_random
@@ -97,3 +100,22 @@ def test_phases_are_timed() -> None:
         pass
     assert list(phases.seconds) == ["a_s", "b_s"]
     assert all(seconds >= 0 for seconds in phases.seconds.values())
+
+
+def test_a_capture_that_fails_ends_the_start_with_advice(tmp_path: Path) -> None:
+    """Largest shape first, with adapters first; the error says which and what to do."""
+    backend = make(write_model(tmp_path / "model"), graph_batch_sizes=(1, 3))
+    asked: list[tuple[int, bool]] = []
+
+    class Graphs:
+        """Captures but the last."""
+
+        def capture(self, inputs: StepInputs, *, has_adapters: bool) -> None:
+            asked.append((inputs.shape.num_requests, has_adapters))
+            if len(asked) == 4:
+                raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    graphs: Any = Graphs()
+    with pytest.raises(BackendUnusableError, match=r"of 1 requests .* capturing; .*--no-cuda-graphs"):
+        capture_all(graphs, backend.runner._builder)
+    assert asked == [(3, True), (3, False), (1, True), (1, False)]
