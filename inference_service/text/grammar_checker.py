@@ -65,7 +65,7 @@ class GrammarChecker:
             # A caller that leaves does not stop the process in its work: the next would wait for another.
             check = asyncio.ensure_future(self._check(key, constraint, tenant))
             self._checks.add(check)
-            check.add_done_callback(self._checks.discard)
+            check.add_done_callback(self._forget)
             answer = await asyncio.shield(check)
         else:
             self._remembered.move_to_end(key)
@@ -79,6 +79,11 @@ class GrammarChecker:
             check.cancel()
         await asyncio.gather(*self._checks, return_exceptions=True)
         await self._end()
+
+    def _forget(self, check: asyncio.Task[Answer]) -> None:
+        self._checks.discard(check)
+        if not check.cancelled():
+            check.exception()  # seen, though the caller may have left: asyncio would log it else
 
     async def _check(self, key: bytes, constraint: Constraint, tenant: str) -> Answer:
         if self._num_waiting[tenant] >= _MAX_WAITING_OF_TENANT:
