@@ -54,8 +54,8 @@ class TensorGroup:
 class SiteCoverage:
     """What the upload holds for one kind of site over all layers; layers as ranges, such as "0-3,5".
 
-    `slices` are those with weights where others have none, else empty. `min_experts` and `max_experts` are how
-    many of `num_experts` have weights in a layer. `bytes` are those of the payload.
+    `slices` are those with weights where others have none, else empty. `min_experts` and `max_experts` are
+    how many of `num_experts` have weights in a layer. `bytes` are those of the payload.
     """
 
     site: str
