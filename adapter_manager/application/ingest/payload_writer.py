@@ -20,7 +20,7 @@ from adapter_manager.domain.site_plan import FactorCopy, LayerPlan
 from lorikeet_contract.manifest import PayloadDtype, PayloadLayer, TensorRange, place_layer
 
 # What is assembled at a time. A canonical tensor larger than this is made in several passes over its source.
-BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 16 << 20
 
 _LARGEST = {"float32": float(np.finfo(np.float32).max), "float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 
