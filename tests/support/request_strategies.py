@@ -1,7 +1,9 @@
 """Random requests: valid ones, ones with extreme or senseless fields, and wire bytes made from them."""
 
+import base64
 import json
 import math
+import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -246,13 +248,23 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RandomCall:
-    """One call: a method and the bytes that it is sent; after `num_read` replies it ends as `ending` says."""
+    """One call: a method and the bytes that it is sent; after `num_read` replies it ends as `ending` says.
+
+    Shown with its bytes packed: `zlib.decompress(base64.b64decode(...))` are they.
+    """
 
     method: str
     raw: bytes
     ending: Ending = Ending.READ
     num_read: int = 0
     timeout_s: float | None = None
+
+    def __repr__(self) -> str:
+        packed = base64.b64encode(zlib.compress(self.raw, 9)).decode()
+        return f"{self.method} {self.ending} {self.num_read} {self.timeout_s} {packed}"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # Hypothesis would show the fields
 
 
 @st.composite

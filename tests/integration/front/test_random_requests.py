@@ -168,7 +168,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Generator[Rig]:
 
 
 @pytest.mark.parametrize(
-    "num_examples", [40, pytest.param(800, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+    "num_examples", [30, pytest.param(800, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 )
 def test_every_answer_is_valid(rig: Rig, num_examples: int) -> None:
     """Batches of calls at once; afterwards nothing is held, and the node answers as before."""
