@@ -1,7 +1,7 @@
 """The asyncio client: the blocking one's methods, awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -20,7 +20,7 @@ from lorikeet_client.adapters import (
 from lorikeet_client.asyncio_transport import AsyncioTransport
 from lorikeet_client.endpoints import DEFAULT_INFERENCE, DEFAULT_MANAGER, Endpoints
 from lorikeet_client.errors import mapped_errors
-from lorikeet_client.generation import ChatMessage, Completion, Delta, GenerateOptions, Tokenized
+from lorikeet_client.generation import Chat, Completion, Delta, GenerateOptions, Tokenized
 from lorikeet_client.model import Model
 from lorikeet_client.retry import DEFAULT_RETRY, RetryPolicy
 from lorikeet_client.settings import ClientSettings
@@ -132,7 +132,7 @@ class AsyncLorikeet:
         self,
         prompt: str | None = None,
         *,
-        chat: Sequence[ChatMessage] | None = None,
+        chat: Chat | None = None,
         add_special_tokens: bool | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,

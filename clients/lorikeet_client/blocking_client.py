@@ -1,6 +1,6 @@
 """The blocking client."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -17,7 +17,7 @@ from lorikeet_client.adapters import (
 from lorikeet_client.blocking_transport import BlockingTransport
 from lorikeet_client.endpoints import DEFAULT_INFERENCE, DEFAULT_MANAGER, Endpoints
 from lorikeet_client.errors import mapped_errors
-from lorikeet_client.generation import ChatMessage, Completion, Delta, GenerateOptions, Tokenized
+from lorikeet_client.generation import Chat, Completion, Delta, GenerateOptions, Tokenized
 from lorikeet_client.model import Model
 from lorikeet_client.retry import DEFAULT_RETRY, RetryPolicy
 from lorikeet_client.settings import ClientSettings
@@ -129,7 +129,7 @@ class Lorikeet:
         self,
         prompt: str | None = None,
         *,
-        chat: Sequence[ChatMessage] | None = None,
+        chat: Chat | None = None,
         add_special_tokens: bool | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,

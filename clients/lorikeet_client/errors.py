@@ -1,6 +1,7 @@
 """Everything that this client raises, mapped once from the runtime's RpcFailure.
 
 LorikeetError
+├── InvalidValueError       a value that no request can carry, also a ValueError; nothing was sent
 ├── UploadRefusedError      the directory is no adapter that can be uploaded; nothing was sent
 ├── BrokenReplyError        a stream that lost a message or its finish; a reply of an incompatible release
 └── CallError               the call ended with a status other than OK; code, reason, message, metadata
@@ -26,6 +27,10 @@ from lorikeet_rpc.errors import RpcFailure, from_rpc_error
 
 class LorikeetError(Exception):
     """The root of the tree."""
+
+
+class InvalidValueError(LorikeetError, ValueError):
+    """A value that no request can carry; the message names the field and the value. Nothing was sent."""
 
 
 class UploadRefusedError(LorikeetError):

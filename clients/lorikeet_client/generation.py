@@ -12,9 +12,9 @@ from lorikeet_client.structured_output import StructuredOutput
 class SamplingParams:
     """How tokens are chosen. None leaves a field to the model's own default, which the server documents.
 
-    Names, ranges and meanings are vLLM's. `logit_bias` maps token ids to what is added to their logits.
-    Log-probabilities are the model's own, before anything here changes them. `n` samples of one prompt are
-    read from `Completion.samples`, or by `Delta.index`.
+    Meanings are vLLM's, and most names; docs/inference.md has the differences. `logit_bias` maps token ids
+    to what is added to their logits. Log-probabilities are the model's own, before anything here changes
+    them. `n` samples of one prompt are read from `Completion.samples`, or by `Delta.index`.
     """
 
     temperature: float | None = None
@@ -53,10 +53,14 @@ class ChatMessage:
     fields: Mapping[str, Any] | None = None
 
 
+# A message as a mapping is of OpenAI's form: "role", "content", and further fields beside them.
+Chat = Sequence[ChatMessage | Mapping[str, Any]]
+
+
 class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `generate` and `complete`.
 
-    chat, token_ids: the input, in place of a prompt.
+    chat, token_ids: the input, in place of a prompt. Messages are ChatMessages or mappings of OpenAI's form.
     add_generation_prompt: append the template's opening of the assistant's turn. Default true.
     template_arguments: further template variables, such as "tools" or "reasoning_effort"; values of JSON
     adapter: "name", "name@alias", "tenant/name[@alias]" or a resource name; absent means the base model.
@@ -64,7 +68,7 @@ class GenerateOptions(TypedDict, total=False):
     request_id: names the request in logs and for `abort`; the server makes one if absent.
     """
 
-    chat: Sequence[ChatMessage]
+    chat: Chat
     token_ids: Sequence[int]
     add_generation_prompt: bool
     template_arguments: Mapping[str, Any]

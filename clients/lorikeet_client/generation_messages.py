@@ -1,7 +1,7 @@
 """Generation values from and to their messages. Pure."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import fields as fields_of
 from typing import Any, Unpack
 
 from lorikeet.inference.v1 import generation_pb2 as pb
@@ -11,6 +11,7 @@ from lorikeet_client.errors import BrokenReplyError
 from lorikeet_client.generation import (
     AdapterTier,
     AdapterUsed,
+    Chat,
     ChatMessage,
     Completion,
     Delta,
@@ -26,29 +27,42 @@ from lorikeet_client.generation import (
     Usage,
 )
 from lorikeet_client.keywords import refuse_unknown, texts
+from lorikeet_client.message_fields import add_items, add_pairs, check_kind, json_text, set_field, shown
 from lorikeet_client.model import EngineStatus, Limits, Model
 from lorikeet_client.structured_output import structured_output
 from lorikeet_rpc.schema_message import schema_from_message
 
+# The message has the value's own field names; a test holds that all of them are carried.
+_SCALARS = tuple(
+    field.name
+    for field in fields_of(SamplingParams)
+    if field.name not in {"stop_strings", "stop_token_ids", "bad_words", "logit_bias", "structured_output"}
+)
+
 
 def generate_request(prompt: str | None, **options: Unpack[GenerateOptions]) -> pb.GenerateRequest:
-    """The request; raises TypeError unless one of prompt, chat and token_ids is given, or for typos."""
+    """The request.
+
+    Raises:
+        TypeError: not one of prompt, chat and token_ids; an unknown option; a value of another kind.
+        InvalidValueError: a value outside its field's range.
+    """
     refuse_unknown(options, GenerateOptions)
-    message = pb.GenerateRequest(request_id=options.get("request_id", ""))
+    message = pb.GenerateRequest()
+    set_field(message, "request_id", options.get("request_id"))
     chat, token_ids = options.get("chat"), options.get("token_ids")
     if sum(given is not None for given in (prompt, chat, token_ids)) != 1:
         raise TypeError("give exactly one of prompt, chat and token_ids")
     if prompt is not None:
-        message.prompt = prompt
+        set_field(message, "prompt", prompt)
     elif chat is not None:
         message.chat.CopyFrom(
             chat_messages(chat, options.get("add_generation_prompt"), options.get("template_arguments"))
         )
     else:
         message.token_ids.SetInParent()
-        message.token_ids.ids.extend(token_ids or ())
-    if (adapter := options.get("adapter")) is not None:
-        message.adapter = adapter
+        add_items(message.token_ids, "ids", token_ids or (), "token_ids")
+    set_field(message, "adapter", options.get("adapter"))
     if (sampling := options.get("sampling")) is not None:
         message.sampling.CopyFrom(sampling_params(sampling))
     return message
@@ -56,7 +70,7 @@ def generate_request(prompt: str | None, **options: Unpack[GenerateOptions]) -> 
 
 def tokenize_request(
     prompt: str | None,
-    chat: Sequence[ChatMessage] | None,
+    chat: Chat | None,
     *,
     add_special_tokens: bool | None,
     template_arguments: Mapping[str, Any] | None = None,
@@ -66,59 +80,65 @@ def tokenize_request(
         raise TypeError("give exactly one of prompt and chat")
     message = pb.TokenizeRequest(add_special_tokens=add_special_tokens)
     if prompt is not None:
-        message.prompt = prompt
+        set_field(message, "prompt", prompt)
     elif chat is not None:
         message.chat.CopyFrom(chat_messages(chat, None, template_arguments))
     return message
 
 
 def chat_messages(
-    chat: Sequence[ChatMessage],
+    chat: Chat,
     add_generation_prompt: bool | None,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> pb.ChatMessages:
     """A conversation; raises TypeError or ValueError for fields or arguments that JSON cannot say."""
-    turns = [
-        pb.ChatMessage(role=turn.role, content=turn.content, fields_json=_json(turn.fields)) for turn in chat
-    ]
-    return pb.ChatMessages(
-        messages=turns,
-        add_generation_prompt=add_generation_prompt,
-        template_arguments_json=_json(template_arguments),
-    )
+    if isinstance(chat, str | Mapping):
+        raise TypeError(f"chat: {shown(chat)} is not a list of messages")
+    message = pb.ChatMessages()
+    set_field(message, "add_generation_prompt", add_generation_prompt)
+    if template_arguments:
+        arguments = json_text(template_arguments, "template_arguments")
+        set_field(message, "template_arguments_json", arguments, "template_arguments")
+    for index, turn in enumerate(chat):
+        _add_turn(message, turn, f"chat[{index}]")
+    return message
 
 
-def _json(values: Mapping[str, Any] | None) -> str:
-    return json.dumps(dict(values), ensure_ascii=False, allow_nan=False) if values else ""
+def _add_turn(message: pb.ChatMessages, turn: ChatMessage | Mapping[str, Any], path: str) -> None:
+    if isinstance(turn, Mapping):
+        turn = _from_openai(turn, path)
+    check_kind(turn, ChatMessage, path, 'a ChatMessage, or a mapping with "role" and "content"')
+    added = message.messages.add()
+    set_field(added, "role", turn.role, f"{path}.role")
+    set_field(added, "content", turn.content, f"{path}.content")
+    if turn.fields:
+        set_field(added, "fields_json", json_text(turn.fields, f"{path}.fields"), f"{path}.fields")
+
+
+def _from_openai(turn: Mapping[str, Any], path: str) -> ChatMessage:
+    """A mapping's message. A content that is no text, or none, travels beside the other fields."""
+    fields = dict(turn)
+    if "role" not in fields:
+        raise TypeError(f'{path}: {shown(fields)} has no "role"')
+    role, content = fields.pop("role"), fields.pop("content", None)
+    if isinstance(content, str):
+        return ChatMessage(role, content, fields)
+    return ChatMessage(role, "", {"content": content, **fields})
 
 
 def sampling_params(params: SamplingParams) -> pb.SamplingParams:
-    """None fields stay absent, so that the server's defaults apply."""
-    return pb.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        ignore_eos=params.ignore_eos,
-        stop_strings=texts(params.stop_strings, "stop_strings"),
-        stop_token_ids=params.stop_token_ids,
-        include_stop_string=params.include_stop_string,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        skip_special_tokens=params.skip_special_tokens,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        min_p=params.min_p,
-        logit_bias=params.logit_bias,
-        min_tokens=params.min_tokens,
-        bad_words=texts(params.bad_words, "bad_words"),
-        n=params.n,
-        structured_output=None
-        if params.structured_output is None
-        else structured_output(params.structured_output),
-    )
+    """None fields stay absent, so that the server's defaults apply. Raises as `generate_request`."""
+    check_kind(params, SamplingParams, "sampling", "SamplingParams: write SamplingParams(temperature=0.5)")
+    message = pb.SamplingParams()
+    for name in _SCALARS:
+        set_field(message, name, getattr(params, name), f"sampling.{name}")
+    for name in ("stop_strings", "bad_words"):
+        add_items(message, name, texts(getattr(params, name), name), f"sampling.{name}")
+    add_items(message, "stop_token_ids", params.stop_token_ids, "sampling.stop_token_ids")
+    add_pairs(message, "logit_bias", params.logit_bias, "sampling.logit_bias")
+    if params.structured_output is not None:
+        message.structured_output.CopyFrom(structured_output(params.structured_output))
+    return message
 
 
 def num_samples(request: pb.GenerateRequest) -> int:

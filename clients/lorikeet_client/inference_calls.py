@@ -1,13 +1,13 @@
 """The unary calls of InferenceService."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from lorikeet.inference.v1 import generation_pb2 as pb
 from lorikeet.inference.v1 import model_pb2
 from lorikeet_client import generation_messages as messages
 from lorikeet_client.calls import Call, Service
-from lorikeet_client.generation import ChatMessage, Completion, GenerateOptions, Tokenized
+from lorikeet_client.generation import Chat, Completion, GenerateOptions, Tokenized
 from lorikeet_client.model import Model
 
 
@@ -27,7 +27,7 @@ def abort(request_id: str) -> Call[pb.AbortResponse, bool]:
 
 def tokenize(
     prompt: str | None,
-    chat: Sequence[ChatMessage] | None,
+    chat: Chat | None,
     add_special_tokens: bool | None,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> Call[pb.TokenizeResponse, Tokenized]:
