@@ -64,10 +64,20 @@ def exit_code(error: LorikeetError) -> ExitCode:
     return next((code for kind, code, _ in _BY_ERROR if isinstance(error, kind)), ExitCode.FAILED)
 
 
+# Where a class of errors has more than one thing to say.
+_BY_REASON = {
+    "TENANT_NOT_FOUND": (
+        "`lorikeet tenants list` shows what there is, `lorikeet tenants create` makes one (admins only)"
+    ),
+}
+
+
 def advice(error: LorikeetError) -> str:
     """What to do about it; empty where there is nothing to say or the service's message says it."""
     if "`lorikeet " in str(error):
         return ""
     if isinstance(error, CallError) and error.retry_after_s is not None:
         return f"try again in {error.retry_after_s:g} s"
+    if isinstance(error, CallError) and error.reason in _BY_REASON:
+        return _BY_REASON[error.reason]
     return next((words for kind, _, words in _BY_ERROR if isinstance(error, kind)), "")

@@ -24,16 +24,26 @@ def show_report(console: Console, report: UploadReport, *, is_verbose: bool) -> 
     else:
         _show_neutral(console, report)
     in_files = f"; {size(report.file_bytes)} in the files" if report.file_bytes else ""
-    console.print(
-        f"{report.tensors_used} of {report.tensors_total} tensors used, "
-        f"{report.tensors_neutral} without effect{in_files}"
-    )
+    console.print(f"{_counts(report)}{in_files}")
     if report.tensors_not_listed:
         console.print(
             f"{report.tensors_not_listed} tensors are not named: their names have too little in common"
         )
     for warning in report.warnings:
         console.print(f"warning: {warning}")
+
+
+def _counts(report: UploadReport) -> str:
+    """Tensors may be placed and change nothing, or have no place because they change nothing."""
+    placed = sum(group.count for group in report.tensors if group.site and group.neutral)
+    used = f"{report.tensors_used} of {report.tensors_total} tensors used"
+    if not placed:
+        return f"{used}, {report.tensors_neutral} without effect"
+    at_least = "at least " if report.tensors_not_listed else ""
+    left_out = (
+        f"; {report.tensors_neutral} more, without effect too, left out" if report.tensors_neutral else ""
+    )
+    return f"{used}, {at_least}{placed} of them without effect{left_out}"
 
 
 def show_probe(console: Console, revision: Revision) -> None:

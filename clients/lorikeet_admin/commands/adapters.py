@@ -56,7 +56,10 @@ def push(
         ExpertOrientation | None, typer.Option(help="Side of the experts' lora_A, where unclear.")
     ] = None,
     base_digest: Annotated[
-        str, typer.Option(help="Digest of the base model it is for, where nodes serve several.")
+        str,
+        typer.Option(
+            help="Digest of the base model it is for, where nodes serve several; `model show` has it."
+        ),
     ] = "",
     resume: Annotated[bool, typer.Option(help="Go on where a broken upload of these files stopped.")] = True,
     probe_: Annotated[
@@ -69,6 +72,8 @@ def push(
     """Upload a PEFT directory and report what was matched."""
     if probe_ and validate_only:
         raise typer.BadParameter("--probe needs the adapter on a node, and --validate-only stores nothing")
+    if alias and validate_only:
+        raise typer.BadParameter("--alias needs a revision to point at, and --validate-only stores nothing")
     options = UploadOptions(aliases=alias or (), validate_only=validate_only, resume=resume)
     if expert_packing:
         options["expert_packing"] = expert_packing

@@ -2,8 +2,6 @@
 
 import json
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -14,6 +12,7 @@ from lorikeet_admin.exits import ExitCode
 from lorikeet_admin.output import Output, short_digest
 from lorikeet_admin.session import Json, session
 from lorikeet_admin.tables import short_name
+from lorikeet_admin.token_options import logit_bias_option
 from lorikeet_client import (
     ChatMessage,
     Completion,
@@ -22,6 +21,7 @@ from lorikeet_client import (
     GenerateOptions,
     GenerationStream,
     SamplingParams,
+    Timings,
 )
 
 
@@ -39,7 +39,9 @@ def generate(
         ),
     ] = None,
     adapter: Annotated[
-        str | None, typer.Option(help="name[@alias] or tenant/name[@alias]; absent: the base model.")
+        # No square brackets: typer takes them for markup.
+        str | None,
+        typer.Option(help="name, name@alias, tenant/name or tenant/name@alias; absent: the base model."),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option()] = None,
@@ -62,9 +64,18 @@ def generate(
     min_tokens: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, help="Tokens before anything stops the text.")
     ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=VALUE", help="Add this to a token's logit, -100 to 100; repeatable."),
+    ] = None,
     bad_word: Annotated[list[str] | None, typer.Option(help="Not generated; repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable.")] = None,
-    stop_token: Annotated[list[int] | None, typer.Option(help="Stop at this token id; repeatable.")] = None,
+    stop_token: Annotated[
+        list[int] | None, typer.Option(min=0, max=2**32 - 1, help="Stop at this token id; repeatable.")
+    ] = None,
+    include_stop_string: Annotated[
+        bool, typer.Option("--include-stop-string", help="Keep what stopped the text at its end.")
+    ] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
     keep_special_tokens: Annotated[
         bool, typer.Option("--keep-special-tokens", help="Show special tokens, such as Harmony's channels.")
@@ -84,7 +95,15 @@ def generate(
         bool, typer.Option("--compact", help="With --json-schema, --json-object: no whitespace in JSON.")
     ] = False,
     logprobs: Annotated[
-        int | None, typer.Option(help="With --json: log-probabilities, with so many alternatives.")
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**32 - 1,
+            help="With --json: log-probabilities, with so many alternatives; 0 for none.",
+        ),
+    ] = None,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="With --json: the same of the prompt's tokens.")
     ] = None,
     request_id: Annotated[str, typer.Option(help="Name the request, e.g. to abort it.")] = "",
     as_json: Json = False,
@@ -96,6 +115,10 @@ def generate(
         raise typer.BadParameter("--system goes with --chat")
     if template_arguments is not None and chat is None:
         raise typer.BadParameter("--template-arguments go with --chat")
+    if not as_json and (logprobs is not None or prompt_logprobs is not None):
+        raise typer.BadParameter(
+            "--logprobs and --prompt-logprobs go with --json: text has no place for them"
+        )
     options = GenerateOptions(
         request_id=request_id,
         sampling=SamplingParams(
@@ -108,7 +131,10 @@ def generate(
             skip_special_tokens=False if keep_special_tokens else None,
             stop_strings=stop or (),
             stop_token_ids=stop_token or (),
+            include_stop_string=include_stop_string,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            logit_bias=logit_bias_option(logit_bias or ()),
             min_p=min_p,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
@@ -138,14 +164,6 @@ def generate(
             raise typer.Exit(ExitCode.TIMEOUT)
         if FinishReason.ABORTED in reasons:
             raise typer.Exit(ExitCode.FAILED)
-
-
-@dataclass(slots=True)
-class _Clock:
-    """When the request began and its first token came."""
-
-    start_s: float
-    first_s: float | None = None
 
 
 class _Text:
@@ -190,11 +208,9 @@ class _Text:
 
 
 def _print(stream: GenerationStream, output: Output) -> Completion:
-    clock, text = _Clock(time.monotonic()), _Text(len(stream.samples))
+    text = _Text(len(stream.samples))
     try:
         for delta in stream:
-            if delta.tokens and clock.first_s is None:
-                clock.first_s = time.monotonic()
             if output.as_json:
                 output.json_line(delta)
             else:
@@ -204,26 +220,33 @@ def _print(stream: GenerationStream, output: Output) -> Completion:
             text.end_line()
             sys.stdout.flush()
     whole = stream.whole()
-    output.note(_summary(whole, clock))
+    output.note(_summary(whole))
     return whole
 
 
-def _summary(whole: Completion, clock: _Clock) -> str:
-    end_s = time.monotonic()
+def _summary(whole: Completion) -> str:
+    """With the server's times: deltas may reach this command in bursts, long after they were made."""
     usage, finish = whole.usage, whole.finish
     parts = [
         f"[{', '.join(sample.finish.reason for sample in whole.samples)}]",
         f"{usage.prompt_tokens} prompt ({usage.cached_tokens} cached) + {usage.output_tokens} output tokens",
     ]
-    if clock.first_s is not None:
-        parts.append(f"first token {1000 * (clock.first_s - clock.start_s):.0f} ms")
-        if usage.output_tokens > 1 and end_s > clock.first_s:
-            parts.append(f"{(usage.output_tokens - 1) / (end_s - clock.first_s):.0f} tokens/s")
+    begun = [sample.finish for sample in whole.samples if sample.finish.usage.output_tokens]
+    if begun:
+        parts.append(f"first token {min(_first_token_ms(end.timings) for end in begun):.0f} ms")
+        # The samples of a request decode side by side; none of their first tokens took decoding.
+        num_decoded, decode_ms = usage.output_tokens - len(begun), max(end.timings.decode_ms for end in begun)
+        if num_decoded and decode_ms:
+            parts.append(f"{1000 * num_decoded / decode_ms:.0f} tokens/s")
     if used := finish.adapter:
         parts.append(f"{short_name(used.revision)} {short_digest(used.digest)} (was {used.tier_hit})")
     else:
         parts.append("base model")
     return ", ".join(parts)
+
+
+def _first_token_ms(timings: Timings) -> float:
+    return timings.queue_ms + timings.adapter_wait_ms + timings.prefill_ms
 
 
 def _json_object(argument: str) -> dict[str, Any]:

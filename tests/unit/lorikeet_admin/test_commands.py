@@ -56,17 +56,27 @@ def test_push_reports_what_was_matched(run: Run, fakes: FakeServices, adapter_di
     """The options arrive, the report is printed with layers folded, warnings too."""
     result = run(
         *("adapters", "push", str(adapter_dir), "--name", "demo/a", "--alias", "prod", "--alias", "beta"),
-        *("--validate-only", "--expert-packing", "expert-major", "--expert-orientation", "exchanged"),
+        *("--expert-packing", "expert-major", "--expert-orientation", "exchanged"),
     )
     assert result.exit_code == 0, result.stderr
-    assert "demo/a is valid, nothing stored" in result.stdout
+    assert "demo/a registered" in result.stdout
     assert "0-1" in result.stdout
     assert "4 of 5 tensors used, 1 without effect" in result.stdout
     assert "warning: odd" in result.stdout
     (header,) = fakes.adapters.headers
     assert list(header.aliases) == ["prod", "beta"]
-    assert header.validate_only
     assert (header.expert_packing, header.expert_orientation) == (2, 2)
+
+
+def test_push_validates_only(run: Run, fakes: FakeServices, adapter_dir: Path) -> None:
+    """Nothing is stored, and an alias that would point at nothing is refused unsent."""
+    push = ("adapters", "push", str(adapter_dir), "--name", "demo/a", "--validate-only")
+    assert run(*push, "--alias", "prod").exit_code == 2
+    result = run(*push)
+    assert result.exit_code == 0, result.stderr
+    assert "demo/a is valid, nothing stored" in result.stdout
+    (header,) = fakes.adapters.headers
+    assert header.validate_only
 
 
 def test_push_says_once_that_it_tries_again(run: Run, fakes: FakeServices, adapter_dir: Path) -> None:
@@ -120,6 +130,15 @@ def test_exit_codes(run: Run, fakes: FakeServices, code: StatusCode, exit_code: 
     (document,) = documents(run("adapters", "show", "demo/a0", "--json"))
     assert document["error"]["exit_code"] == exit_code
     assert (document["error"]["reason"], document["error"]["code"]) == ("SOME_REASON", code.value)
+
+
+def test_a_missing_tenant_has_advice_of_its_own(run: Run, fakes: FakeServices, adapter_dir: Path) -> None:
+    """A list of adapters would not help."""
+    error = service_error(StatusCode.NOT_FOUND, "there is no tenant 'x'", reason="TENANT_NOT_FOUND")
+    fakes.faults.add("Upload", error)
+    result = run("adapters", "push", str(adapter_dir), "--name", "x/a")
+    assert result.exit_code == 3
+    assert "hint: `lorikeet tenants list` shows" in result.stderr
 
 
 def test_no_traceback_and_advice_when_nothing_listens(run: Run) -> None:

@@ -30,6 +30,25 @@ def test_push_prints_a_line_for_each_kind_of_site(run: Run, adapter_dir: Path) -
     assert "lora_" in run("adapters", "show", "demo/a0", "--verbose").stdout
 
 
+def test_tensors_that_are_placed_and_change_nothing_are_counted(
+    run: Run, fakes: FakeServices, adapter_dir: Path
+) -> None:
+    """The counts must not contradict the lines above them."""
+    report = fakes.adapters.adapters[0].revisions[0].report
+    for group in report.tensors:
+        if group.site:
+            group.neutral = "lora_B is zero"
+    plain = run("adapters", "report", "demo/a0").stdout
+    assert "without effect: layers.{0-1}.q_proj.lora_A.weight: lora_B is zero" in plain
+    assert (
+        "4 of 5 tensors used, 4 of them without effect; 1 more, without effect too, left out; 1.2 KiB in"
+        in plain
+    )
+    report.tensors_neutral, report.tensors_total, report.tensors_not_listed = 0, 4, 2
+    plain = run("adapters", "report", "demo/a0").stdout
+    assert "4 of 4 tensors used, at least 4 of them without effect; 1.2 KiB in the files" in plain
+
+
 def test_push_may_ask_for_proof(run: Run, fakes: FakeServices, adapter_dir: Path) -> None:
     """The revision that was pushed is probed; the result has what came of it."""
     push = ("adapters", "push", str(adapter_dir), "--name", "demo/a")
