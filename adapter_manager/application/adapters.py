@@ -21,6 +21,7 @@ from adapter_manager.domain.errors import EtagMismatchError, InvalidRequestError
 from adapter_manager.domain.page import decode_token, encode_token, page_size
 from adapter_manager.domain.probe import Probe
 from adapter_manager.domain.report import UploadReport
+from adapter_manager.domain.shown_text import shown
 from adapter_manager.ports import Change, Clock, Page, Registry, Stored, update
 from lorikeet_contract.names import AdapterName, AdapterReference, InvalidNameError, check_segment
 
@@ -197,11 +198,12 @@ def check_alias(alias: str, field: str) -> None:
         raise InvalidRequestError(str(error), metadata={"field": field}) from None
 
 
-def check_digest(digest: str, field: str) -> None:
-    """Raise InvalidRequestError for what can be no revision's digest; it is not repeated."""
+def check_digest(digest: str, field: str, what: str = "a revision's digest") -> None:
+    """Raise InvalidRequestError for what can be no digest; `what` says whose is wanted."""
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise InvalidRequestError(
-            f"{field} must be a revision's digest: 64 lower-case hex digits", metadata={"field": field}
+            f"{field} is {shown(digest)}; it must be {what}: 64 lower-case hex digits",
+            metadata={"field": field},
         )
 
 

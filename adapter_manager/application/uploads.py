@@ -256,7 +256,8 @@ def _identify(caller: Caller, header: UploadHeader) -> UploadIdentity:
         check_alias(alias, "header.aliases")
     _check_request_id(header.request_id)
     if header.base_digest:
-        check_digest(header.base_digest, "header.base_digest")
+        what = "a base model's digest, as `lorikeet model show` prints it"
+        check_digest(header.base_digest, "header.base_digest", what)
     files = [(f.name, f.size_bytes, f.sha256) for f in header.files]
     facts: Sequence[object] = [
         str(name),

@@ -131,7 +131,9 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
 
 def _rank(value: Any, field: str) -> int:
     if value is None:
-        raise _invalid(field, f"has no {field}")
+        raise _invalid(
+            field, f"has no {field}, the rank of its matrices: add the one that it was trained with"
+        )
     if type(value) is not int:
         raise _invalid(field, f"has {field} {shown(value)}; a rank is a whole number")
     if not 0 < value <= MAX_RANK:

@@ -57,10 +57,9 @@ class Problems:
             texts.append(f"and {more} more of the kind")
         if self._unmatched:
             unmatched = sorted(self._unmatched)
-            texts.append(
-                f"{len(unmatched)} tensor{'s' if len(unmatched) > 1 else ''} match nothing in the "
-                f"base model: {shown_list(unmatched, _MAX_SHOWN)}"
-            )
+            match = "tensors match" if len(unmatched) > 1 else "tensor matches"
+            names = shown_list(unmatched, _MAX_SHOWN)
+            texts.append(f"{len(unmatched)} {match} nothing in the base model: {names}")
         if len(self._texts) > _MAX_SHOWN and Problem.SHAPE in self._kinds:
             texts.append("was the adapter made for another base model?")
         kinds = set(self._kinds)

@@ -99,7 +99,7 @@ def generate(
         typer.Option(
             min=0,
             max=2**32 - 1,
-            help="With --json: log-probabilities, with so many alternatives; 0 for none.",
+            help="With --json: log-probabilities, with so many alternatives (0: no others).",
         ),
     ] = None,
     prompt_logprobs: Annotated[

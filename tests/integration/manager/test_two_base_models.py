@@ -61,6 +61,7 @@ async def test_a_base_that_no_node_serves_is_refused_before_any_byte(world: Worl
     failure = await failure_of(manager.upload(ADAPTERS / "attn-r8", "demo/none", base_digest="../../x"))
     assert (failure.code, failure.reason) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
     assert failure.metadata == {"field": "header.base_digest"}
+    assert "header.base_digest is '../../x'; it must be a base model's digest" in failure.message
     assert list((manager.data_dir / "staging").iterdir()) == []
 
 

@@ -70,6 +70,13 @@ def test_impossible_value_is_refused_by_field(field: str, value: object) -> None
     assert caught.value.metadata["field"].startswith(field)
 
 
+@pytest.mark.parametrize("field", ["r", "lora_alpha"])
+def test_a_missing_value_has_advice(field: str) -> None:
+    """Which one to add is the trainer's to know."""
+    with pytest.raises(InvalidAdapterError, match=f"has no {field}, .*: add"):
+        parse(**{field: ...})
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
