@@ -150,8 +150,10 @@ def main() -> None:
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--scratch", help="where the synthetic checkpoint is written")
+    parser.add_argument("--scratch", type=Path, help="where the synthetic checkpoint is written")
     arguments = parser.parse_args()
+    if arguments.scratch is not None and not arguments.scratch.is_dir():
+        parser.error(f"--scratch {arguments.scratch} is no directory")
     with model_directory(arguments) as directory:
         print(json.dumps(measure(arguments, directory)))
 

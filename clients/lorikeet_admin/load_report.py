@@ -12,6 +12,9 @@ from lorikeet_bench.load.lengths import LoadError
 from lorikeet_bench.load.metrics import LoadSummary
 from lorikeet_bench.load.plot import plot_points
 from lorikeet_bench.load.result import BenchResult, PointResult
+from lorikeet_bench.load.words import counted
+
+_BURST_MARK = " (bursts)"
 
 
 def progress_text(name: str, summary: LoadSummary) -> str:
@@ -50,10 +53,14 @@ def show(result: BenchResult, output: Output) -> None:
         started = "" if server.startup_s is None else f", ready after {server.startup_s:.1f} s"
         loaded = ""
         if server.adapter_load_s is not None:
-            loaded = f", {server.slots} adapters of {size(server.adapter_bytes)}"
+            loaded = f", {counted(server.slots, 'adapter')} of {size(server.adapter_bytes)}"
             loaded += f" loaded in {server.adapter_load_s:.2f} s"
-        console.print(f"{server.model} in {server.dtype} on {server.device or 'a GPU'}{started}{loaded}")
-    console.print(f"timed at the {result.boundary}; medians of {len(result.points[0].repeats)} runs a point")
+        place = f" on {server.device}" if server.device else ""
+        console.print(f"{server.model} in {server.dtype}{place}{started}{loaded}")
+    runs = len(result.points[0].repeats)
+    console.print(
+        f"timed at the {result.boundary}; {'one run' if runs == 1 else f'medians of {runs} runs'} a point"
+    )
     rates = plain_table(
         *("point", "tokens/s", "requests/s", "decode tokens/s a request", "overall", "requests", "failed")
     )
@@ -67,8 +74,9 @@ def show(result: BenchResult, output: Output) -> None:
             ("inter-token", point.median.inter_token_ms),
             ("end to end", point.median.end_to_end_ms),
         ):
-            figures = (values.mean, values.median, values.p90, values.p95, values.p99, values.max)
-            times.add_row(point.name, word, *(f"{figure:.2f}" for figure in figures))
+            rest = (values.median, values.p90, values.p95, values.p99, values.max)
+            mark = _BURST_MARK if word == "inter-token" and point.came_in_bursts else ""
+            times.add_row(point.name, word, f"{values.mean:.2f}", *(f"{figure:.2f}{mark}" for figure in rest))
     console.print(times)
     routed = plain_table(
         "point", "rows a step", "experts a layer", "of even", "(expert, adapter) pairs", "even"
@@ -85,6 +93,11 @@ def show(result: BenchResult, output: Output) -> None:
             )
     if routed.row_count:
         console.print(routed)
+        if result.routing_floor is None:
+            console.print(
+                "the routing is told, not judged: the rule that voids a run is for random weights; "
+                "--routing-floor SHARE judges any"
+            )
     cost = max(result.points, key=lambda point: point.median.generator.cpu_share).median.generator
     console.print(
         f"load generator, at its busiest: {100 * cost.cpu_share:.1f} % of this machine's CPU time "
@@ -104,7 +117,7 @@ def _rates(point: PointResult) -> tuple[str, ...]:
         point.name,
         f"{median.tokens_per_s:.1f}",
         f"{median.requests_per_s:.2f}",
-        f"{median.decode_tokens_per_s.mean:.1f}",
+        f"{median.decode_tokens_per_s.mean:.1f}{_BURST_MARK if point.came_in_bursts else ''}",
         f"{median.overall_tokens_per_s.mean:.1f}",
         str(sum(repeat.requests for repeat in point.repeats)),
         ", ".join(f"{count} {status}" for status, count in median.failures.items()) or "0",

@@ -5,24 +5,32 @@ from rich.console import Console
 from lorikeet_admin.tables import plain_table
 from lorikeet_bench.engine.decode_profile import DecodeProfile, part_of
 from lorikeet_bench.load.step_floor import DecodeStepBytes
+from lorikeet_bench.load.words import counted
 
 _SHOWN_CHARACTERS = 90
 
 
 def show_profile(console: Console, profile: DecodeProfile, floor: DecodeStepBytes) -> None:
-    """Every kernel, the parts beside their floors, the gaps."""
+    """Every kernel, the parts beside their floors, the gaps; of a CPU, which has no floor, the operators."""
+    load = (
+        f"{counted(profile.rows, 'request')} over {counted(profile.adapters, 'adapter')} on {profile.device}"
+    )
+    if profile.device == "cpu":
+        _show_operators(console, profile, load)
+        return
     console.print(
-        f"{profile.rows} requests over {profile.adapters} adapters on {profile.device}: a step takes "
-        f"{profile.step_us:.0f} us, its floor is {1e6 * floor.seconds:.0f} us ({floor.total / 1e9:.2f} GB)"
+        f"{load}: a step takes {profile.step_us:.0f} us, its floor is {1e6 * floor.seconds:.0f} us "
+        f"({floor.total / 1e9:.2f} GB)"
     )
     console.print(
         f"under the profiler, over {profile.steps} steps: busy {profile.busy_us:.0f} us a step, "
         f"idle {profile.gap_us:.0f} us"
     )
-    ops = plain_table("kernel" if profile.gaps else "op", "part", "calls a step", "us a step", "us a call")
+    ops = plain_table("kernel", "part", "calls a step", "us a step", "us a call")
     for op in profile.ops:
-        name = op.name if len(op.name) <= _SHOWN_CHARACTERS else op.name[: _SHOWN_CHARACTERS - 3] + "..."
-        ops.add_row(name, part_of(op.name), f"{op.calls:.1f}", f"{op.us:.1f}", f"{op.us / op.calls:.2f}")
+        ops.add_row(
+            _shown(op.name), part_of(op.name), f"{op.calls:.1f}", f"{op.us:.1f}", f"{op.us / op.calls:.2f}"
+        )
     console.print(ops)
     floors = floor.by_part()
     parts = plain_table("part", "us a step", "floor us", "share of floor")
@@ -44,3 +52,18 @@ def show_profile(console: Console, profile: DecodeProfile, floor: DecodeStepByte
                 f"{gap.us:.1f}",
             )
         console.print(gaps)
+
+
+def _show_operators(console: Console, profile: DecodeProfile, load: str) -> None:
+    console.print(f"{load}: a step takes {profile.step_us:.0f} us")
+    console.print(
+        f"under the profiler, over {profile.steps} steps: operators take {profile.busy_us:.0f} us a step"
+    )
+    ops = plain_table("op", "calls a step", "us a step", "us a call")
+    for op in profile.ops:
+        ops.add_row(_shown(op.name), f"{op.calls:.1f}", f"{op.us:.1f}", f"{op.us / op.calls:.2f}")
+    console.print(ops)
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= _SHOWN_CHARACTERS else name[: _SHOWN_CHARACTERS - 3] + "..."

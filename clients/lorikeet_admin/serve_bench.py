@@ -19,7 +19,7 @@ from lorikeet_bench.load.metrics import LoadSummary
 from lorikeet_bench.load.result import PointResult, ServerFacts
 from lorikeet_bench.load.rig_tokens import RigTokens
 from lorikeet_bench.load.sweep import Sweep
-from lorikeet_bench.serve.adapters import uploaded_adapters, write_store
+from lorikeet_bench.serve.adapters import check_named, uploaded_adapters, write_store
 from lorikeet_bench.serve.catalog import TENANT, push_catalog
 from lorikeet_bench.serve.run import ServedAdapters, ServeOutcome, run_serve_bench
 from lorikeet_bench.serve.target import NodeAddress
@@ -53,6 +53,7 @@ class ServeBench:
 
         async def run() -> ServeOutcome:
             if not upload_to:
+                await check_named(node, names)
                 return await self._run(node, sweep, ServedAdapters(tuple(names)))
             count = max(sweep.adapters)
             async with uploaded_adapters(

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from lorikeet_admin.output import size
 from lorikeet_admin.tables import plain_table
+from lorikeet_bench.load.words import counted
 from lorikeet_bench.soak import Fault, SoakProgress, SoakResult
 
 # Where nobody watches, the line comes this often.
@@ -57,9 +58,10 @@ class SoakProgressLine:
 
 def _progress_text(now: SoakProgress, duration_s: float) -> str:
     memory = "  ".join(f"{name} {used / 2**20:.1f}" for name, used in now.memory.items())
+    elapsed_s = min(now.elapsed_s, duration_s)
     return (
-        f"{now.stage} {now.elapsed_s:.0f}/{duration_s:.0f} s  {now.open_streams} open, {now.ended} ended, "
-        f"{now.tokens} tokens  {now.operations} operations, {now.standing_adapters} adapters  "
+        f"{now.stage} {elapsed_s:.0f}/{duration_s:.0f} s  {now.open_streams} open, {now.ended} ended, "
+        f"{now.tokens} tokens  {now.operations} operations, {counted(now.standing_adapters, 'adapter')}  "
         f"wrong {now.wrong} lost {now.lost}  MiB: {memory}"
     )
 
@@ -75,7 +77,7 @@ def show_soak(console: Console, result: SoakResult, *, interrupted: bool) -> Non
     """The tables, and PASS, FAIL or INTERRUPTED with the reasons."""
     console.print(
         f"{result.duration_s:.0f} s, seed {result.seed}: {result.streams_open_at_most} streams at once over "
-        f"{result.adapters} adapters, {result.tokens} tokens"
+        f"{counted(result.adapters, 'adapter')}, {result.tokens} tokens"
     )
     console.print(_counts("streams ended by", result.streams))
     churn = plain_table("operation", "outcomes")

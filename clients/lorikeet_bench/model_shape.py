@@ -38,21 +38,29 @@ def write_model_shape(directory: Path, name: str, changes: Mapping[str, object] 
     Args:
         directory: made where it is not there yet.
         name: one of `shape_names`.
-        changes: fields of the config with other values; None removes a field.
+        changes: fields of the config with other values; None removes a field. With another number of layers
+            the list of their kinds is cut, or left to the model's default where it is too short.
 
     Returns:
         `directory`.
 
     Raises:
-        ValueError: no such shape, or a vocabulary too small for a tokenizer of bytes.
+        ValueError: no such shape, or a vocabulary that is no number, or too small for a tokenizer of bytes.
     """
     fields: dict[str, Any] = {**shape_config(name), **(changes or {})}
+    kinds, num_layers = fields.get("layer_types"), fields["num_hidden_layers"]
+    if kinds and "layer_types" not in (changes or {}) and isinstance(num_layers, int):
+        fields["layer_types"] = kinds[:num_layers] if 0 < num_layers <= len(kinds) else None
     config = {key: value for key, value in fields.items() if value is not None}
     ends = config.get("eos_token_id", [])
     end_ids = cast("list[int]", ends if isinstance(ends, list) else [ends])
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    tokenizer = word_tokenizer(int(config["vocab_size"]), end_ids)
+    try:
+        vocab_size = int(config["vocab_size"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"vocab_size {config.get('vocab_size')!r} is no whole number") from error
+    tokenizer = word_tokenizer(vocab_size, end_ids)
     (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     return directory
 

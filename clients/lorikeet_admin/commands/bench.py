@@ -13,6 +13,7 @@ import msgspec
 import psutil
 import typer
 
+from lorikeet_admin.commands.bench_usage import check_file
 from lorikeet_admin.exits import ExitCode
 from lorikeet_admin.interruption import Interruption
 from lorikeet_admin.local_stack import LocalStack, StackError, StackInterruptedError, StackPlan, StackReady
@@ -87,6 +88,7 @@ def soak(
     """
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"{json_file.parent} is no directory", param_hint="--json")
+    check_file(json_file, "--json")
     output = Output(as_json=False)
     plan = SoakPlan(duration_s=60 * minutes, streams=streams, adapters=adapters, seed=seed)
     connection: Connection = context.obj

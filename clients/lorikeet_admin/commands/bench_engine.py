@@ -1,8 +1,11 @@
 """`lorikeet bench engine`: the engine by itself, at the boundary at which vLLM was measured."""
 
+import typer
+
 from lorikeet_admin.bench_loop import run_bench
 from lorikeet_admin.commands import bench_options as options
 from lorikeet_admin.commands.bench_options import LoadOptions, ModelOptions
+from lorikeet_admin.commands.bench_usage import check_results, refuse_ignored
 from lorikeet_admin.late_import import late_import
 from lorikeet_admin.load_report import progress_text, report
 from lorikeet_admin.output import Output
@@ -14,6 +17,7 @@ from lorikeet_bench.machine import describe_machine
 
 
 def engine(
+    context: typer.Context,
     *,
     model_dir: options.ModelDir = None,
     shape: options.Shape = "",
@@ -53,6 +57,9 @@ def engine(
     1: a request failed, an answer was another's (with --rig every token is compared), or the routing read
     fewer experts than even routing would, which makes the figures void.
     """
+    with options.wrong_usage():
+        refuse_ignored(context)
+    check_results(json_file, plot_file)
     output = Output(as_json=False)
     load = LoadOptions(
         *(concurrency, rate, arrivals, burst, adapters, mix, base_share, input_tokens, output_tokens),

@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from lorikeet_admin.commands.bench_usage import check_file
 from lorikeet_admin.exits import ExitCode
 from lorikeet_admin.interruption import Interruption
 from lorikeet_admin.local_stack import StackError, StackInterruptedError
@@ -62,6 +63,7 @@ def ingest(
     """
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"{json_file.parent} is no directory", param_hint="--json")
+    check_file(json_file, "--json")
     output = Output(as_json=False)
     plan = IngestPlan(tuple(dict.fromkeys(layout or AdapterLayout)), rank, repeat)
     place = Path(tempfile.mkdtemp(prefix="lorikeet-ingest-", dir=data_dir))

@@ -46,7 +46,12 @@ Concurrency = Annotated[str, typer.Option(help="Requests open at a time; several
 Rate = Annotated[str, typer.Option(help="Requests a second, instead of --concurrency; several with commas.")]
 Arrival = Annotated[Pace, typer.Option("--arrivals", help="With --rate: how requests are spaced.")]
 Burst = Annotated[int, typer.Option(min=1, help="With --arrivals burst: requests sent at once.")]
-Adapters = Annotated[str, typer.Option(help="Adapters that requests name; several with commas: a sweep.")]
+Adapters = Annotated[
+    str,
+    typer.Option(
+        help="Adapters that requests name; several with commas: a sweep. With --adapter: as many as it names."
+    ),
+]
 Rank = Annotated[int, typer.Option(min=1, help="Of the generated adapters.")]
 Sites = Annotated[str, typer.Option(help="Where they have weights, with commas.")]
 Mix = Annotated[str, typer.Option(help="round-robin, uniform or zipf:ALPHA.")]
@@ -230,6 +235,26 @@ class ModelOptions:
 def adapter_shape(rank: int, sites: str) -> AdapterShape:
     """The generated adapters."""
     return replace(AdapterShape(), rank=rank, sites=tuple(site.strip() for site in sites.split(",")))
+
+
+def running_adapters(given: str, num_names: int, *, is_given: bool, upload: bool) -> str:
+    """How many adapters a running node is asked for: as many as are named, where nothing else is said.
+
+    Raises:
+        LoadError: adapters are named or wanted, and none would be asked for; or the other way round.
+    """
+    if not is_given and num_names:
+        return str(num_names)
+    most = max(_numbers(given, "--adapters"))
+    if upload and not most:
+        raise LoadError("--upload makes as many adapters as --adapters says, e.g. --adapters 8")
+    if not upload and most > num_names:
+        raise LoadError(
+            f"--adapters {most}, but {num_names} are named: name them by --adapter, or make them by --upload"
+        )
+    if num_names and not most:
+        raise LoadError("--adapter names adapters that --adapters 0 never asks for")
+    return given
 
 
 def settings(items: Sequence[str], option: str) -> dict[str, Any]:

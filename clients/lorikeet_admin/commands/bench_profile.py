@@ -9,6 +9,7 @@ import typer
 from lorikeet_admin.bench_loop import run_bench
 from lorikeet_admin.commands import bench_options as options
 from lorikeet_admin.commands.bench_options import LoadOptions, ModelOptions
+from lorikeet_admin.commands.bench_usage import check_results, refuse_ignored
 from lorikeet_admin.late_import import late_import
 from lorikeet_admin.output import Output
 from lorikeet_admin.profile_report import show_profile
@@ -17,6 +18,7 @@ from lorikeet_bench.machine import describe_machine
 
 
 def profile(
+    context: typer.Context,
     *,
     model_dir: options.ModelDir = None,
     shape: options.Shape = "",
@@ -36,9 +38,12 @@ def profile(
 ) -> None:
     """Profile decode steps of an engine, every kernel with its time, calls and the gaps between them.
 
-    On a GPU through CUPTI, kernels inside graphs one by one; on a CPU the operators. The floor of each part
-    of the model is what it must read at 4.3 TB/s, an H200's copy bandwidth.
+    On a GPU through CUPTI, kernels inside graphs one by one, and beside each part of the model its floor:
+    what it must read at 4.3 TB/s, an H200's copy bandwidth. On a CPU the operators alone.
     """
+    with options.wrong_usage():
+        refuse_ignored(context)
+    check_results(json_file)
     output = Output(as_json=False)
     floor_model = late_import("lorikeet_bench.engine.floors:FloorModel")
     output_tokens = late_import("lorikeet_bench.engine.profile:output_tokens")

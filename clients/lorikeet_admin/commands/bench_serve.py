@@ -7,6 +7,7 @@ import typer
 
 from lorikeet_admin.commands import bench_options as options
 from lorikeet_admin.commands.bench_options import LoadOptions, ModelOptions
+from lorikeet_admin.commands.bench_usage import check_results, given_options, refuse_ignored
 from lorikeet_admin.late_import import late_import
 from lorikeet_admin.load_report import report
 from lorikeet_admin.local_stack import StackError
@@ -25,7 +26,10 @@ def serve(
     ] = False,
     names: Annotated[
         list[str] | None,
-        typer.Option("--adapter", help="With --running: an adapter that is there; repeatable, in order."),
+        typer.Option(
+            "--adapter",
+            help="With --running: an adapter that is there, e.g. demo/pirate; repeatable, in order.",
+        ),
     ] = None,
     upload: Annotated[
         bool,
@@ -70,6 +74,13 @@ def serve(
     A node of its own is one inference service without a manager: the bench names the generated adapters to
     it. Otherwise as `bench engine`; which revision answered is compared as well.
     """
+    with options.wrong_usage():
+        refuse_ignored(context)
+        if running:
+            adapters = options.running_adapters(
+                adapters, len(names or ()), is_given="adapters" in given_options(context), upload=upload
+            )
+    check_results(json_file, plot_file)
     load = LoadOptions(
         *(concurrency, rate, arrivals, burst, adapters, mix, base_share, input_tokens, output_tokens),
         *(lengths, requests, duration, warm_up, repeats, seed),

@@ -14,6 +14,7 @@ from lorikeet_bench.engine.decode_profile import DecodeProfile
 from lorikeet_bench.engine.launch import loaded_engine
 from lorikeet_bench.engine.plan import EnginePlan
 from lorikeet_bench.engine.profile_watch import QUIET_STEPS, ROWS_VARIABLE, STEPS_VARIABLE
+from lorikeet_bench.engine.settings import runs_on_gpu
 from lorikeet_bench.engine.target import EngineTarget
 from lorikeet_bench.engine.watched_runner import TRACE_VARIABLE
 from lorikeet_bench.load.lengths import LoadError
@@ -23,6 +24,9 @@ from lorikeet_bench.load.record import RequestRecord
 
 _FACTORY = "lorikeet_bench.engine.profile_watch:load_profiled_backend"
 _SPARE_STEPS = 8
+# Of Kineto, by which torch.profiler records: it writes that it starts and that it stops; on a GPU also what
+# CUPTI lacks.
+_LOG_LEVEL_VARIABLE, _NO_LOG = "KINETO_LOG_LEVEL", "6"
 # Prompt tokens that a step takes at the least, next to decodes.
 _STEP_TOKENS = 1024
 
@@ -38,7 +42,7 @@ async def profile_decode(plan: EnginePlan, *, rows: int, input_tokens: int, num_
     Raises:
         LoadError: the engine could not start, or the requests never decoded all at once.
     """
-    with _trace(rows, num_steps) as trace:
+    with _trace(rows, num_steps, is_quiet=not runs_on_gpu(plan)) as trace:
         try:
             async with loaded_engine(plan, (), _FACTORY) as engine:
                 info = engine.client.info
@@ -80,10 +84,12 @@ def _read(trace: Path, rows: int) -> DecodeProfile:
 
 
 @contextmanager
-def _trace(rows: int, num_steps: int) -> Generator[Path]:
+def _trace(rows: int, num_steps: int, *, is_quiet: bool) -> Generator[Path]:
     with tempfile.TemporaryDirectory(prefix="lorikeet-profile-") as directory:
         path = Path(directory) / "profile.json"
         given = {TRACE_VARIABLE: str(path), ROWS_VARIABLE: str(rows), STEPS_VARIABLE: str(num_steps)}
+        if is_quiet and _LOG_LEVEL_VARIABLE not in os.environ:
+            given[_LOG_LEVEL_VARIABLE] = _NO_LOG
         os.environ.update(given)
         try:
             yield path

@@ -1,8 +1,10 @@
 """A bench's engine as the service's settings: of the engine alone, or of a whole node."""
 
 import dataclasses
-from typing import Any
+import json
+from typing import Any, get_type_hints
 
+import msgspec
 import torch
 
 from inference_service.domain.engine import BackendUnusableError
@@ -28,9 +30,11 @@ def engine_config(plan: EnginePlan, backend_factory: str = DEFAULT_BACKEND_FACTO
     """The engine's settings.
 
     Raises:
-        LoadError: a site or an override is unknown, or the load is longer than the model's context.
+        LoadError: a site or an override is unknown, an override is of another type, or the load is longer
+            than the model's context.
     """
-    block_tokens = int(plan.overrides.get("block_tokens", 16))
+    overrides = _overrides(plan)
+    block_tokens = max(1, overrides.get("block_tokens", 16))
     most_open = plan.most_open or _MOST_OPEN
     shape = plan.adapters if plan.rig is None else AdapterShape(rank=1, sites=("down",))
     adapter_bytes = _adapter_bytes(plan, shape)
@@ -51,10 +55,25 @@ def engine_config(plan: EnginePlan, backend_factory: str = DEFAULT_BACKEND_FACTO
         log_level="warning",
         backend_factory=backend_factory,
     )
-    known = {item.name for item in dataclasses.fields(EngineConfig)}
-    if unknown := sorted(set(plan.overrides) - known):
-        raise LoadError(f"{', '.join(unknown)} are no engine settings; there are {', '.join(sorted(known))}")
-    return dataclasses.replace(config, **plan.overrides)
+    return dataclasses.replace(config, **overrides)
+
+
+def _overrides(plan: EnginePlan) -> dict[str, Any]:
+    """What the command line says of settings, as their types."""
+    known = get_type_hints(EngineConfig)
+    if unknown := sorted(set(plan.overrides) - set(known)):
+        word = "is no engine setting" if len(unknown) == 1 else "are no engine settings"
+        raise LoadError(f"--engine-set: {', '.join(unknown)} {word}; there are {', '.join(sorted(known))}")
+    found: dict[str, Any] = {}
+    for name, value in plan.overrides.items():
+        try:
+            found[name] = msgspec.convert(value, known[name])
+        except msgspec.ValidationError as error:
+            raise LoadError(
+                f"--engine-set {name}={json.dumps(value)}: {error}; a value is JSON, and a word that is none "
+                "is a text"
+            ) from error
+    return found
 
 
 def runs_on_gpu(plan: EnginePlan) -> bool:
@@ -105,7 +124,10 @@ def _adapter_bytes(plan: EnginePlan, shape: AdapterShape) -> int:
         raise LoadError(str(error)) from error
     context = description.spec.max_position
     if plan.longest > context:
-        raise LoadError(f"the longest request has {plan.longest} tokens, the model's context {context}")
+        raise LoadError(
+            f"the longest request has {plan.longest} tokens, the model's context {context}: lower "
+            "--input-tokens or --output-tokens, or the lengths in the file of --lengths"
+        )
     # Names and checksums of weights do not matter to sizes.
     schema = lora_schema(description.spec, lambda _name: ("", ""))
     return max(1, plan.slots) * shape.num_bytes(schema, plan_dtype(plan).itemsize) + _SLACK_BYTES

@@ -18,7 +18,7 @@ class GeneratorCost:
     """`cpu_share` is of all of the machine's cores, `cpu_cores` in cores.
 
     `lag_ms` is how long the generator's event loop takes to run what another thread hands it, on average: any
-    token's time may be late by as much. `lag_share` compares it with the median time between two tokens.
+    token's time may be late by as much. `lag_share` compares it with the mean time between two tokens.
     `send_late_ms` is the mean delay of an open loop's requests behind their moment.
     """
 
@@ -41,7 +41,8 @@ class GeneratorCost:
         if self.lag_share > WARN_SHARE:
             found.append(
                 f"the load generator's event loop was {self.lag_ms:.2f} ms late on average, "
-                f"{100 * self.lag_share:.1f} % of the time between two tokens: latencies hold as much of it"
+                f"{100 * self.lag_share:.1f} % of the mean time between two tokens: "
+                "latencies hold as much of it"
             )
         return tuple(found)
 

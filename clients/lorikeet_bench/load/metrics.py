@@ -12,6 +12,10 @@
 - **Worst TTFT over its bucket**: requests are put in buckets of 64 prompt tokens; of each bucket of three or
   more, the longest TTFT over the bucket's median; the largest of these.
 
+- **Burst share**: of the tokens after the first piece, those that came in one piece with others, or so soon
+  after the piece before (under 0.3 ms, and under a quarter of the mean inter-token time) that no step lies
+  between: whoever sends or receives them was late, and they say nothing about when they were made.
+
 Latencies are of requests that ended as asked; percentiles interpolate linearly between the nearest ranks.
 """
 
@@ -27,6 +31,8 @@ from lorikeet_bench.load.generator_cost import GeneratorCost
 from lorikeet_bench.load.record import RequestRecord
 
 _BUCKET_TOKENS = 64
+# No decode step of a served model is as short.
+_BURST_MS, _BURST_SHARE_OF_MEAN = 0.3, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,7 @@ class LoadSummary:
     overall_tokens_per_s: Distribution
     worst_ttft_over_bucket: float
     generator: GeneratorCost
+    burst_share: float = 0.0
 
 
 def summarize(outcome: LoadOutcome) -> LoadSummary:
@@ -95,7 +102,8 @@ def summarize(outcome: LoadOutcome) -> LoadSummary:
             [record.output_tokens / (record.came_s[-1] - record.sent_s) for record in good]
         ),
         worst_ttft_over_bucket=worst_ttft_over_bucket(good),
-        generator=outcome.meter.cost(gaps.median, _send_late_ms(outcome)),
+        generator=outcome.meter.cost(gaps.mean, _send_late_ms(outcome)),
+        burst_share=burst_share(good, gaps.mean),
     )
 
 
@@ -105,6 +113,18 @@ def decode_rate(record: RequestRecord) -> float | None:
         return None
     took_s = record.came_s[-1] - record.came_s[0]
     return (record.output_tokens - record.counts[0]) / took_s if took_s > 0 else None
+
+
+def burst_share(records: Sequence[RequestRecord], mean_ms: float) -> float:
+    """Which share of the tokens after the first pieces came in bursts; `mean_ms` is their mean time apart."""
+    limit_ms = min(_BURST_MS, _BURST_SHARE_OF_MEAN * mean_ms)
+    in_bursts = total = 0
+    for record in records:
+        counts = np.array(record.counts[1:], np.int64)
+        gaps_ms = 1e3 * np.diff(record.came_s)
+        in_bursts += int(counts[(gaps_ms < limit_ms) | (counts > 1)].sum())
+        total += int(counts.sum())
+    return in_bursts / total if total else 0.0
 
 
 def worst_ttft_over_bucket(records: Sequence[RequestRecord]) -> float:

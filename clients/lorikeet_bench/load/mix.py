@@ -29,10 +29,10 @@ class AdapterMix:
 
     @classmethod
     def parse(cls, text: str, base_share: float) -> "AdapterMix":
-        """Read "round-robin", "uniform", "zipf" or "zipf:1.2"."""
+        """Read "round-robin", "uniform" or "zipf:1.2"."""
         name, _, alpha = text.partition(":")
-        if name not in set(Popularity) or (alpha and name != Popularity.ZIPF):
-            raise LoadError(f"mix {text!r} is none of round-robin, uniform, zipf:ALPHA")
+        if name not in set(Popularity) or bool(alpha) != (name == Popularity.ZIPF):
+            raise LoadError(f"--mix {text!r} is none of round-robin, uniform, zipf:ALPHA, e.g. zipf:1.0")
         try:
             mix = cls(Popularity(name), float(alpha or 1.0), base_share)
         except ValueError as error:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
+from lorikeet_bench.load.generator_cost import WARN_SHARE
 from lorikeet_bench.load.metrics import LoadSummary
 from lorikeet_bench.load.routing import RoutingSummary
 from lorikeet_bench.machine import Machine
@@ -32,6 +33,11 @@ class PointResult:
     checked_tokens: int = 0
     wrong_shown: tuple[str, ...] = ()
     routing: RoutingSummary | None = None
+
+    @property
+    def came_in_bursts(self) -> bool:
+        """Whether too many tokens came at once for figures of single tokens."""
+        return self.median.burst_share > WARN_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,13 @@ class BenchResult:
         found = [
             f"{point.name}: {warning}" for point in self.points for warning in point.median.generator.warnings
         ]
+        found.extend(
+            f"{point.name}: {100 * point.median.burst_share:.0f} % of the tokens came in bursts, several at "
+            "once: the median between tokens and the decode rates of single requests tell when they arrived, "
+            "not when they were made; mean inter-token, end to end and total rates hold"
+            for point in self.points
+            if point.came_in_bursts
+        )
         for server in self.servers:
             if server.compilations:
                 found.append(f"{server.compilations} kernel compilations or graph captures after READY")

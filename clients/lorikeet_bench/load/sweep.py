@@ -9,6 +9,7 @@ from lorikeet_bench.load.judge import Expectation, TokenJudge, tokens_digest
 from lorikeet_bench.load.metrics import LoadSummary, summarize
 from lorikeet_bench.load.plan import LoadPlan
 from lorikeet_bench.load.result import PointResult, median_of
+from lorikeet_bench.load.words import counted
 
 _LEAST_REQUESTS = 3
 
@@ -58,7 +59,7 @@ class PointLog:
     @property
     def name(self) -> str:
         """For tables."""
-        return f"{self.plan.arrivals.name}, {self.plan.num_adapters} adapters"
+        return f"{self.plan.arrivals.name}, {counted(self.plan.num_adapters, 'adapter')}"
 
     def add(self, outcome: LoadOutcome) -> LoadSummary:
         """Judge and count one repeat; records are not kept."""

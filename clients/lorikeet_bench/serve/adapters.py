@@ -1,8 +1,8 @@
 """Generated adapters on a node: named by the bench itself, or uploaded through a manager."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from lorikeet_bench.load.generated_adapters import (
@@ -15,7 +15,7 @@ from lorikeet_bench.load.peft_directories import write_peft_adapter
 from lorikeet_bench.load.rig_tokens import RigTokens
 from lorikeet_bench.serve.run import ServedAdapters
 from lorikeet_bench.serve.target import NodeAddress
-from lorikeet_client import AsyncLorikeet
+from lorikeet_client import AsyncLorikeet, LorikeetError, SamplingParams
 
 _LOAD_S = 600.0
 
@@ -58,6 +58,23 @@ async def uploaded_adapters(
                 digests.append(result.revision.digest)
                 await client.load_adapter(name, timeout_s=_LOAD_S)
             yield ServedAdapters(names, digests)
-        finally:
+        except BaseException:
             for name in pushed:
-                await client.delete_adapter(name)
+                # What broke off is told, not what is met in cleaning up after it: the last may not be there.
+                with suppress(LorikeetError):
+                    await client.delete_adapter(name)
+            raise
+        for name in pushed:
+            await client.delete_adapter(name)
+
+
+async def check_named(node: NodeAddress, names: Sequence[str]) -> None:
+    """Ask every adapter for one token: what is not there is told before anything is measured.
+
+    Raises:
+        CallError: the node does not take one of them.
+    """
+    one_token = SamplingParams(max_tokens=1)
+    async with AsyncLorikeet(node.inference, token=node.token, tls=node.tls) as client:
+        for name in names:
+            await client.complete(token_ids=[1], adapter=name, sampling=one_token, timeout_s=_LOAD_S)

@@ -90,4 +90,7 @@ def _check(sweep: Sweep, adapters: ServedAdapters, model: Model) -> None:
     if max(sweep.adapters) > len(adapters.names):
         raise LoadError(f"{max(sweep.adapters)} adapters are asked for, {len(adapters.names)} are there")
     if (longest := sweep.template.longest) > (limit := model.limits.max_context_tokens):
-        raise LoadError(f"the longest request has {longest} tokens, the node takes {limit}")
+        raise LoadError(
+            f"the longest request has {longest} tokens, the node takes {limit}: lower --input-tokens "
+            "or --output-tokens, or the lengths in the file of --lengths"
+        )

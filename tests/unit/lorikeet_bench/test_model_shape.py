@@ -58,3 +58,13 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         shape_config("gpt-5")
     with pytest.raises(ValueError, match="vocab_size 255 is less than"):
         write_model_shape(tmp_path, "gpt-oss-20b", {"vocab_size": 255})
+    for wrong in ("many", None):
+        with pytest.raises(ValueError, match=f"vocab_size {wrong!r} is no whole number"):
+            write_model_shape(tmp_path, "gpt-oss-20b", {"vocab_size": wrong})
+
+
+@pytest.mark.parametrize("num_layers", [1, 5, 24, 30])
+def test_another_number_of_layers_has_as_many_kinds(tmp_path: Path, num_layers: int) -> None:
+    """Their list is cut along, and where it is too short the model's own pattern goes on."""
+    path = write_model_shape(tmp_path, "gpt-oss-20b", {"num_hidden_layers": num_layers})
+    assert len(describe_model(path).spec.layers) == num_layers

@@ -10,6 +10,7 @@ from lorikeet_bench.load.driver import LoadOutcome
 from lorikeet_bench.load.generator_cost import CostMeter, GeneratorCost
 from lorikeet_bench.load.metrics import (
     Distribution,
+    burst_share,
     decode_rate,
     inter_token_ms,
     summarize,
@@ -70,6 +71,23 @@ def test_a_piece_of_several_tokens_shares_its_gap() -> None:
     assert decode_rate(record([(1.0, 5)])) is None
 
 
+def test_tokens_that_come_at_once_are_bursts() -> None:
+    """Several in a piece, or pieces with no step's time between them; the mean holds, the median does not."""
+    steady = record([(0.01 * i, 1) for i in range(1, 12)])
+    assert burst_share([steady], 10.0) == 0
+    late = record([(1.0, 1), *((1.2 + 0.00005 * i, 1) for i in range(10))])
+    together = record([(1.0, 1), (1.04, 4), (1.05, 1)])
+    assert burst_share([late], 20.0) == pytest.approx(9 / 10)
+    assert burst_share([together], 10.0) == pytest.approx(4 / 5)
+    # A tiny model may be as fast as that, evenly.
+    assert burst_share([record([(0.0002 * i, 1) for i in range(1, 12)])], 0.2) == 0
+    found = summarize(outcome(late))
+    assert found.inter_token_ms.mean == pytest.approx(200.45 / 10)
+    point = PointResult("p", 0, 2, None, (found,), found, "")
+    assert point.came_in_bursts
+    assert "90 % of the tokens came in bursts" in make_result(point).warnings[0]
+
+
 def test_a_planned_duration_counts_what_came_within_it() -> None:
     """What ends later is waited for, and not counted in the rates."""
     timed = replace(PLAN, num_requests=None, duration_s=2.0)
@@ -118,7 +136,7 @@ def test_a_busy_generator_warns() -> None:
     """Above 5 % of the machine, or of the time between two tokens."""
     assert not GeneratorCost(0.05, 0.8, 0.1, 0.2, lag_share=0.05).warnings
     assert "6.0 % of this machine's CPU" in GeneratorCost(0.06, 1.0, 0.1, 0.2).warnings[0]
-    assert "20.0 % of the time between" in GeneratorCost(0.01, 0.1, 1.0, 2.0, lag_share=0.2).warnings[0]
+    assert "20.0 % of the mean time between" in GeneratorCost(0.01, 0.1, 1.0, 2.0, lag_share=0.2).warnings[0]
 
 
 def test_medians_are_taken_figure_by_figure() -> None:

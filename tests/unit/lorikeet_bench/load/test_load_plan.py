@@ -146,7 +146,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
     for text in ("many", "5:2", "0", "1:2:3", "-4"):
         with pytest.raises(LoadError, match="--input-tokens"):
             LengthRange.parse(text, "--input-tokens")
-    for text in ("zipfy", "uniform:2", "zipf:x", "zipf:11"):
+    for text in ("zipfy", "zipf", "zipf:", "uniform:2", "zipf:x", "zipf:11"):
         with pytest.raises(LoadError, match="zipf"):
             AdapterMix.parse(text, 0.0)
     with pytest.raises(LoadError, match="one of requests and duration"):

@@ -1,0 +1,94 @@
+"""Command lines of `lorikeet bench` that are refused before anything starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lorikeet_admin.app import app
+from lorikeet_admin.commands.bench_options import running_adapters
+from lorikeet_bench.load.lengths import LoadError
+
+
+def usage_error(*arguments: str) -> str:
+    """What a command line that is wrong usage says, in one line."""
+    done = CliRunner(env={"COLUMNS": "500"}).invoke(app, ["bench", *arguments])
+    assert done.exit_code == 2, done.output
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("engine --rig --rank 300", "--rank would have no effect with --rig"),
+        ("engine --rig --sites foo", "--sites would have no effect with --rig"),
+        ("engine --rig --shape-set a=1", "--shape-set would have no effect without --shape"),
+        ("engine --rig --concurrency 2 --rate 2", "--concurrency would have no effect with --rate"),
+        ("engine --rig --arrivals constant", "--arrivals would have no effect without --rate"),
+        ("engine --rig --rate 2 --burst 4", "--burst would have no effect without --arrivals burst"),
+        ("engine --rig --adapters 2 --mix zipf", "zipf:ALPHA"),
+        ("serve --running --rig", "--rig would have no effect with --running"),
+        ("serve --running --shape x --dtype auto", "--shape and --dtype would have no effect with --running"),
+        ("serve --rig --adapter demo/pirate", "--adapter would have no effect without --running"),
+        ("serve --rig --upload", "--upload would have no effect without --running"),
+        ("serve --running --rank 4", "--rank would have no effect without --upload"),
+        ("serve --running --upload --adapter a/b", "give one of --adapter"),
+        ("serve --running --upload", "--adapters 8"),
+        ("serve --running --adapters 2", "--adapters 2, but 0 are named"),
+        ("serve --running --adapter a/b --adapters 0", "never asks for"),
+        ("profile --shape-set a=1", "--shape-set would have no effect without --shape"),
+    ],
+)
+def test_what_would_be_ignored_is_wrong_usage(line: str, message: str) -> None:
+    """By the option's name."""
+    assert message in usage_error(*line.split())
+
+
+def test_adapters_that_are_named_are_asked_for() -> None:
+    """All of them, unless the number is given."""
+    assert running_adapters("0", 3, is_given=False, upload=False) == "3"
+    assert running_adapters("0,2", 3, is_given=True, upload=False) == "0,2"
+    assert running_adapters("0", 0, is_given=False, upload=False) == "0"
+    assert running_adapters("8", 0, is_given=True, upload=True) == "8"
+    with pytest.raises(LoadError, match="but 3 are named"):
+        running_adapters("4", 3, is_given=True, upload=False)
+
+
+@pytest.mark.parametrize("command", ["engine", "serve", "profile"])
+def test_a_result_that_cannot_be_written_is_wrong_usage(tmp_path: Path, command: str) -> None:
+    """A file where a directory should be."""
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "result.json")
+    assert "cannot write to" in usage_error(command, "--shape", "gpt-oss-20b", "--json", place)
+
+
+def test_a_plot_of_no_known_kind_is_wrong_usage(tmp_path: Path) -> None:
+    """The kinds are told."""
+    pytest.importorskip("matplotlib")
+    for name in ("x.abc", "x"):
+        message = usage_error("engine", "--rig", "--plot", str(tmp_path / name))
+        assert "must end in one of" in message
+        assert ".svg" in message
+
+
+def test_a_setting_of_another_type_is_named(tmp_path: Path) -> None:
+    """With what it was taken for; one that does not exist in the singular."""
+    load = ("bench", "engine", "--rig", "--device", "cpu", "--data-dir", str(tmp_path))
+    for setting, message in (
+        ("max_rank=x", '--engine-set max_rank="x": Expected `int`, got `str`; a value is JSON'),
+        ("block_tokens=x", '--engine-set block_tokens="x"'),
+        ("foo=1", "--engine-set: foo is no engine setting; there are"),
+    ):
+        done = CliRunner(env={"COLUMNS": "500"}).invoke(app, [*load, "--engine-set", setting])
+        assert done.exit_code == 1, done.output
+        assert message in done.stderr
+
+
+def test_a_place_for_a_checkpoint_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+    """Of the script that measures loading."""
+    command = [sys.executable, "-m", "benchmarks.weight_load", "--scratch", str(tmp_path / "missing")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "missing is no directory" in done.stderr
