@@ -27,7 +27,7 @@ def residency(
     adapter: Annotated[str, typer.Argument(help="One adapter; by default all that you may see.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Show where adapters' weights are: on disk, in host memory, on the GPU."""
+    """Show where adapters' weights are: on the GPU, in host memory, in a node's disk cache."""
     with session(context, as_json=as_json) as at:
         placements = at.client.get_placement(adapter, timeout_s=at.timeout_s)
         at.output.result(
