@@ -55,7 +55,8 @@ def _choices(values: Sequence[str]) -> tuple[str, ...]:
         refuse(field, "empty", "name the texts to choose from")
     if len(values) > _MAX_CHOICES:
         raise limit_error(
-            f"{field} has {len(values)} texts; this server's max_choices is {_MAX_CHOICES}",
+            f"{field} has {len(values)} texts; this server's max_choices is {_MAX_CHOICES}: send "
+            f"at most {_MAX_CHOICES}, or write them as a regex or a grammar",
             field,
             "max_choices",
             len(values),
@@ -71,7 +72,7 @@ def _choices(values: Sequence[str]) -> tuple[str, ...]:
 def _check_size(field: str, num_bytes: int) -> None:
     if num_bytes > _MAX_BYTES:
         raise limit_error(
-            f"{field} has {num_bytes} bytes; this server's max_constraint_bytes is {_MAX_BYTES}",
+            f"{field} has {num_bytes} bytes; this server's max_constraint_bytes is {_MAX_BYTES}: shorten it",
             field,
             "max_constraint_bytes",
             num_bytes,

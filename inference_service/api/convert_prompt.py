@@ -89,7 +89,7 @@ def _json_bytes(message: generation_pb2.ChatMessages) -> int:
     if total > MAX_CHAT_JSON_BYTES:
         raise limit_error(
             f"chat has {total} bytes in template_arguments_json and its messages' fields_json; this server's "
-            f"max_chat_json_bytes is {MAX_CHAT_JSON_BYTES}",
+            f"max_chat_json_bytes is {MAX_CHAT_JSON_BYTES}: shorten them",
             "chat",
             "max_chat_json_bytes",
             total,
@@ -130,7 +130,8 @@ def _check_role(field: str, role: str) -> None:
         refuse(field, "empty", 'use "user", "assistant", "system" or the like')
     if len(role) > MAX_ROLE_LENGTH:
         raise limit_error(
-            f"{field} has {len(role)} characters; this server's max_role_length is {MAX_ROLE_LENGTH}",
+            f"{field} has {len(role)} characters; this server's max_role_length is {MAX_ROLE_LENGTH}: "
+            "shorten it",
             field,
             "max_role_length",
             len(role),
@@ -143,7 +144,7 @@ def _token_prompt(ids: Sequence[int], info: EngineInfo) -> TokenPrompt:
         refuse("token_ids", "empty", "send at least one token")
     # First the length, so that two million ids cost nothing more.
     if len(ids) >= info.limits.max_context_tokens:
-        raise too_long(len(ids), info.limits.max_context_tokens)
+        raise too_long("token_ids", len(ids), info.limits.max_context_tokens)
     known = list(ids)
     check_ids_known("token_ids", known, info.vocab_size)
     return TokenPrompt(tuple(known))

@@ -33,7 +33,13 @@ def read_sampling(message: generation_pb2.SamplingParams, rules: RequestRules) -
     """
     limits, defaults = rules.info.limits, rules.defaults
     context = limits.max_context_tokens
-    max_tokens = _at_most("max_tokens", "max_context_tokens", _optional(message, "max_tokens"), context)
+    max_tokens = _at_most(
+        "max_tokens",
+        "max_context_tokens",
+        _optional(message, "max_tokens"),
+        context,
+        f"ask for at most {context} less the prompt's tokens, or leave it out",
+    )
     if max_tokens == 0:
         refuse("sampling.max_tokens", "0", "ask for at least 1 token, or leave the field out")
     stop_ids = _stop_token_ids(message.stop_token_ids, rules.info.vocab_size)
@@ -44,6 +50,9 @@ def read_sampling(message: generation_pb2.SamplingParams, rules: RequestRules) -
     top_k = message.top_k if message.HasField("top_k") else defaults.top_k
     skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
     top = min(limits.max_top_logprobs, rules.info.vocab_size)
+    fewer_logprobs = f"ask for at most {top}"
+    if top < rules.info.vocab_size:
+        fewer_logprobs += ", or raise the server's --max-top-logprobs"
     return SamplingRequest(
         params=SamplingParams(
             max_tokens=defaults.max_tokens or context,
@@ -54,9 +63,15 @@ def read_sampling(message: generation_pb2.SamplingParams, rules: RequestRules) -
             stop_strings=_stop_strings(message.stop_strings, limits.max_stop_strings),
             include_stop_string=message.include_stop_string,
             skip_special_tokens=skip,
-            logprobs=_at_most("logprobs", "max_top_logprobs", _optional(message, "logprobs"), top),
+            logprobs=_at_most(
+                "logprobs", "max_top_logprobs", _optional(message, "logprobs"), top, fewer_logprobs
+            ),
             prompt_logprobs=_at_most(
-                "prompt_logprobs", "max_top_logprobs", _optional(message, "prompt_logprobs"), top
+                "prompt_logprobs",
+                "max_top_logprobs",
+                _optional(message, "prompt_logprobs"),
+                top,
+                fewer_logprobs,
             ),
             presence_penalty=_number(message, "presence_penalty", 0.0, -_MAX_PENALTY, _MAX_PENALTY),
             frequency_penalty=_number(message, "frequency_penalty", 0.0, -_MAX_PENALTY, _MAX_PENALTY),
@@ -82,7 +97,8 @@ def read_sampling(message: generation_pb2.SamplingParams, rules: RequestRules) -
 
 
 def _num_samples(message: generation_pb2.SamplingParams, maximum: int) -> int:
-    count = _at_most("n", "max_samples", _optional(message, "n"), maximum)
+    advice = f"ask for at most {maximum}, or raise the server's --max-samples"
+    count = _at_most("n", "max_samples", _optional(message, "n"), maximum, advice)
     if count == 0:
         refuse("sampling.n", "0", "ask for at least 1 sample, or leave the field out")
     return count or 1
@@ -119,8 +135,8 @@ def _number(
 def _logit_bias(biases: Mapping[int, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     if not biases:
         return ()
-    _at_most("logit_bias", "max_logit_bias_tokens", len(biases), _MAX_LOGIT_BIAS_TOKENS)
-    check_ids_known("sampling.logit_bias", list(biases), vocab_size)
+    _count_at_most("logit_bias", "max_logit_bias_tokens", len(biases), _MAX_LOGIT_BIAS_TOKENS)
+    check_ids_known("sampling.logit_bias", list(biases), vocab_size, are_keys=True)
     for token_id, bias in biases.items():
         if math.isnan(bias) or abs(bias) > _MAX_LOGIT_BIAS:
             refuse(
@@ -144,27 +160,33 @@ def _held_back(
 
 
 def _bad_words(words: Sequence[str]) -> tuple[str, ...]:
-    _at_most("bad_words", "max_bad_words", len(words), _MAX_BAD_WORDS)
+    _count_at_most("bad_words", "max_bad_words", len(words), _MAX_BAD_WORDS)
     for index, word in enumerate(words):
         field = f"bad_words[{index}]"
         if not word.strip():
             refuse(f"sampling.{field}", "blank", "name a text, or leave it out")
-        _at_most(field, "max_bad_word_length", len(word), _MAX_BAD_WORD_LENGTH)
+        _at_most(field, "max_bad_word_length", len(word), _MAX_BAD_WORD_LENGTH, "shorten it")
     return tuple(dict.fromkeys(words))
 
 
 def _stop_strings(strings: Sequence[str], maximum: int) -> tuple[str, ...]:
-    _at_most("stop_strings", "max_stop_strings", len(strings), maximum)
+    _at_most(
+        "stop_strings",
+        "max_stop_strings",
+        len(strings),
+        maximum,
+        f"send at most {maximum}, or raise the server's --max-stop-strings",
+    )
     for index, text in enumerate(strings):
         field = f"stop_strings[{index}]"
         if not text:
             refuse(f"sampling.{field}", "empty", "an empty string would stop everything; leave it out")
-        _at_most(field, "max_stop_string_length", len(text), _MAX_STOP_STRING_LENGTH)
+        _at_most(field, "max_stop_string_length", len(text), _MAX_STOP_STRING_LENGTH, "shorten it")
     return tuple(dict.fromkeys(strings))
 
 
 def _stop_token_ids(ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    _at_most("stop_token_ids", "max_stop_token_ids", len(ids), _MAX_STOP_TOKEN_IDS)
+    _count_at_most("stop_token_ids", "max_stop_token_ids", len(ids), _MAX_STOP_TOKEN_IDS)
     if ids:
         check_ids_known("sampling.stop_token_ids", list(ids), vocab_size)
     return tuple(ids)
@@ -174,10 +196,14 @@ def _optional(message: generation_pb2.SamplingParams, field: str) -> int | None:
     return getattr(message, field) if message.HasField(field) else None  # pyright: ignore[reportArgumentType]
 
 
-def _at_most(field: str, limit: str, value: int | None, maximum: int) -> int | None:
+def _count_at_most(field: str, limit: str, count: int, maximum: int) -> None:
+    _at_most(field, limit, count, maximum, f"send at most {maximum}")
+
+
+def _at_most(field: str, limit: str, value: int | None, maximum: int, advice: str) -> int | None:
     if value is not None and value > maximum:
         raise limit_error(
-            f"sampling.{field} is {value}; this server's {limit} is {maximum}",
+            f"sampling.{field} is {value}; this server's {limit} is {maximum}: {advice}",
             f"sampling.{field}",
             limit,
             value,

@@ -17,13 +17,17 @@ def limit_error(message: str, field: str, limit: str, value: int, maximum: int) 
     )
 
 
-def check_ids_known(field: str, ids: list[int], vocab_size: int) -> None:
-    """Raise LimitExceededError where an id is outside the vocabulary; `ids` has at least one."""
+def check_ids_known(field: str, ids: list[int], vocab_size: int, *, are_keys: bool = False) -> None:
+    """Raise LimitExceededError where an id is outside the vocabulary; `ids` has at least one.
+
+    `are_keys`: the field is a map by id, and its entries are named so.
+    """
     largest = max(ids)
     if largest >= vocab_size:
-        where = f"{field}[{ids.index(largest)}]"
+        where = f"{field}[{largest if are_keys else ids.index(largest)}]"
         raise limit_error(
-            f"{where} is {largest}; the vocabulary ends at {vocab_size - 1}",
+            f"{where} {'is for token' if are_keys else 'is'} {largest}; the vocabulary ends at "
+            f"{vocab_size - 1}: send ids of this model's own tokenizer",
             where,
             "vocab_size",
             largest,

@@ -90,7 +90,7 @@ class SamplingRequest:
         """
         room = max_context_tokens - num_prompt_tokens
         if room < 1:
-            raise too_long(num_prompt_tokens, max_context_tokens)
+            raise too_long("input", num_prompt_tokens, max_context_tokens)
         if self.max_tokens is not None and self.max_tokens > room:
             raise LimitExceededError(
                 f"sampling.max_tokens is {self.max_tokens} and the prompt has {num_prompt_tokens} tokens, "
@@ -107,7 +107,7 @@ class SamplingRequest:
         if self.params.min_tokens > max_tokens:
             raise LimitExceededError(
                 f"sampling.min_tokens is {self.params.min_tokens}, more than the {max_tokens} tokens that "
-                "this request may have",
+                f"this request may have: ask for at most {max_tokens}, or raise max_tokens",
                 metadata={
                     "field": "sampling.min_tokens",
                     "limit": "max_tokens",
@@ -133,13 +133,24 @@ class GenerationRequest:
     adapter: str | None = None
 
 
-def too_long(num_prompt_tokens: int, max_context_tokens: int) -> LimitExceededError:
-    """The error for a prompt that leaves no room for an answer."""
+def prompt_field(prompt: Prompt) -> str:
+    """The request's field that a prompt came in."""
+    match prompt:
+        case TextPrompt():
+            return "prompt"
+        case ChatPrompt():
+            return "chat"
+        case TokenPrompt():
+            return "token_ids"
+
+
+def too_long(field: str, num_prompt_tokens: int, max_context_tokens: int) -> LimitExceededError:
+    """The error for a prompt, in this field, that leaves no room for an answer."""
     return LimitExceededError(
         f"the prompt has {num_prompt_tokens} tokens; the context holds {max_context_tokens}, one of them for "
         "the answer: shorten the prompt",
         metadata={
-            "field": "input",
+            "field": field,
             "limit": "max_context_tokens",
             "value": str(num_prompt_tokens),
             "maximum": str(max_context_tokens - 1),

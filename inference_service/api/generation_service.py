@@ -30,7 +30,7 @@ from inference_service.api.generation_request import (
     GenerationRequest,
     TextPrompt,
     TokenPrompt,
-    too_long,
+    prompt_field,
 )
 from inference_service.api.node_events import NodeEvents
 from inference_service.api.prompt_encoder import PromptEncoder
@@ -174,7 +174,7 @@ class GenerationService:
         )
         context = self._engine.info.limits.max_context_tokens
         if not ids:
-            raise too_long(0, context)
+            refuse(prompt_field(request.prompt), "without tokens", "send a text that has some")
         bad_words = await self._encoder.bad_words(request.sampling.bad_words)
         sampling = request.sampling.resolve(len(ids), context, secrets.randbits(64), bad_words)
         check_prompt_logprobs(request, len(ids))
@@ -211,12 +211,14 @@ class GenerationService:
             return None
         field, value = shown(constraint)
         try:
-            grammar = await self._grammars.check(constraint, principal.tenant)
+            checked = await self._grammars.check(constraint, principal.tenant)
         except GrammarRefusedError as error:
             refuse(field, value, str(error))
         except GrammarsUnavailableError as error:
             raise GrammarsMissingError(f"{field}: {error}", metadata={"field": field}) from error
-        return StructuredOutput(grammar, ends_late=request.sampling.ends_late)
+        return StructuredOutput(
+            checked.grammar, ends_late=request.sampling.ends_late, num_bytes=checked.num_bytes
+        )
 
     async def _run(self, accepted: _Accepted, engine_id: str) -> AsyncGenerator[GenerationPiece]:
         """Engine outputs to pieces; makes sure that the engine stops when the client does."""

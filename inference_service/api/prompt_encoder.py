@@ -7,7 +7,7 @@ from typing import TypeVar
 from tokenizers import Encoding
 
 from inference_service.api.field_errors import limit_error
-from inference_service.api.generation_request import ChatPrompt, TextPrompt, too_long
+from inference_service.api.generation_request import ChatPrompt, TextPrompt, prompt_field, too_long
 from inference_service.api.reply_limits import MAX_TOKENIZE_TOKENS, tokenize_reply_too_large
 from inference_service.domain.errors import LimitExceededError
 from inference_service.text.bad_words import bad_word_tokens
@@ -62,7 +62,7 @@ class PromptEncoder:
         num_characters = len(text) + sum(len(turn.role) + len(turn.content) for turn in turns)
         num_characters += prompt.num_json_bytes if isinstance(prompt, ChatPrompt) else 0
         if num_characters > self._max_text_bytes:
-            raise self._too_large(num_characters)
+            raise self._too_large(prompt, num_characters)
         if num_characters + _TURN_CHARACTERS * len(turns) <= _INLINE_CHARACTERS:
             return work(prompt)
         return await asyncio.to_thread(work, prompt)
@@ -70,7 +70,7 @@ class PromptEncoder:
     def _encode(self, prompt: TextPrompt | ChatPrompt) -> tuple[list[int], str]:
         encoding, rendered = self._encoding(prompt)
         if len(encoding) >= self._max_context_tokens:
-            raise too_long(len(encoding), self._max_context_tokens)
+            raise too_long(prompt_field(prompt), len(encoding), self._max_context_tokens)
         return encoding.ids, rendered
 
     def _tokenize(self, prompt: TextPrompt | ChatPrompt) -> tuple[list[int], list[bytes], str]:
@@ -83,7 +83,7 @@ class PromptEncoder:
 
     def _encoding(self, prompt: TextPrompt | ChatPrompt) -> tuple[Encoding, str]:
         if isinstance(prompt, TextPrompt):
-            self._check_length(prompt.text)
+            self._check_length(prompt, prompt.text)
             return self.tokenizer.encoding(prompt.text, add_special_tokens=prompt.add_special_tokens), ""
         rendered = self._template.render(
             prompt.turns,
@@ -91,20 +91,20 @@ class PromptEncoder:
             max_characters=self._max_text_bytes,
             arguments=prompt.arguments,
         )
-        self._check_length(rendered)
+        self._check_length(prompt, rendered)
         return self.tokenizer.encoding(rendered, add_special_tokens=False), rendered
 
-    def _check_length(self, text: str) -> None:
+    def _check_length(self, prompt: TextPrompt | ChatPrompt, text: str) -> None:
         num_bytes = len(text.encode())
         if num_bytes > self._max_text_bytes:
-            raise self._too_large(num_bytes)
+            raise self._too_large(prompt, num_bytes)
 
-    def _too_large(self, num_bytes: int) -> LimitExceededError:
+    def _too_large(self, prompt: TextPrompt | ChatPrompt, num_bytes: int) -> LimitExceededError:
         return limit_error(
             f"the prompt has {num_bytes} bytes or more; no text above {self._max_text_bytes} can "
-            "fit the context: shorten it",
-            "input",
-            "max_context_tokens",
+            f"fit the context of {self._max_context_tokens} tokens: shorten it",
+            prompt_field(prompt),
+            "max_prompt_bytes",
             num_bytes,
             self._max_text_bytes,
         )

@@ -33,6 +33,7 @@ _RAISED_BY_TEMPLATES = (
 )
 # A template's own words may quote a message, of megabytes.
 _MAX_ERROR_CHARACTERS = 2_000
+_MAX_NAMED_MESSAGES = 3
 
 
 # What `render` passes by itself; arguments of a request may not replace it.
@@ -139,7 +140,7 @@ class ChatTemplate:
         # A template is code: its own raise_exception, and whatever Python raises in an expression of it. One
         # that calls itself for what lies deeper ends in RecursionError on what is nested a thousand deep.
         except _RAISED_BY_TEMPLATES as error:
-            words = str(error)[:_MAX_ERROR_CHARACTERS]
+            words = str(error)[:_MAX_ERROR_CHARACTERS] + _contents_without_text(error, turns)
             raise InvalidRequestError(
                 f"chat: the model's chat template refuses these messages: {words}", metadata={"field": "chat"}
             ) from error
@@ -198,11 +199,11 @@ def _joined(pieces: Iterable[str], max_characters: int) -> str:
         length += len(piece)
         if length > max_characters:
             raise LimitExceededError(
-                f"chat: the rendered chat has more than {max_characters} characters, which "
-                "cannot fit the context",
+                f"chat: the rendered chat has {length} bytes or more; no text above {max_characters} can fit "
+                "the context: send fewer or shorter messages",
                 metadata={
                     "field": "chat",
-                    "limit": "max_context_tokens",
+                    "limit": "max_prompt_bytes",
                     "value": str(length),
                     "maximum": str(max_characters),
                 },
@@ -212,6 +213,27 @@ def _joined(pieces: Iterable[str], max_characters: int) -> str:
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
+
+
+def _contents_without_text(error: Exception, turns: Sequence[ChatTurn]) -> str:
+    """Which messages have null or a list for content: mostly why an expression of a template fails.
+
+    Empty where there are none, or where the template raised words of its own.
+    """
+    if type(error) is TemplateError:
+        return ""
+    found: dict[str, list[str]] = {}
+    for index, turn in enumerate(turns):
+        content = turn.fields.get("content", turn.content)
+        if not isinstance(content, str):
+            kind = "is null" if content is None else "is not a text"
+            found.setdefault(kind, []).append(f"chat.messages[{index}]")
+    hints = [
+        f"content {kind} in {', '.join(names[:_MAX_NAMED_MESSAGES])}"
+        + (f" and {more} more" if (more := len(names) - _MAX_NAMED_MESSAGES) > 0 else "")
+        for kind, names in found.items()
+    ]
+    return f" ({'; '.join(hints)})" if hints else ""
 
 
 def _message(turn: ChatTurn) -> dict[str, Any]:

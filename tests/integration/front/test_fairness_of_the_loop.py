@@ -115,7 +115,7 @@ async def test_a_chat_of_too_many_characters(tmp_path: Path) -> None:
     request = make_request(chat=generation_pb2.ChatMessages(messages=turns))
     async with run_node(tmp_path) as node:
         failure, longest_s = await refused(node, request.SerializeToString())
-    assert (failure.metadata["limit"], failure.metadata["field"]) == ("max_context_tokens", "input")
+    assert (failure.metadata["limit"], failure.metadata["field"]) == ("max_prompt_bytes", "chat")
     assert int(failure.metadata["value"]) > int(failure.metadata["maximum"])
     assert longest_s < LONGEST_S
 

@@ -263,7 +263,7 @@ async def test_two_million_tokens_are_refused_for_their_length(tmp_path: Path) -
         failure = await failure_of(node.inference.Generate(make_request(token_ids=ids), metadata=auth(ACME)))
     assert (failure.code.value, failure.reason) == ("INVALID_ARGUMENT", "LIMIT_EXCEEDED")
     assert failure.metadata == {
-        "field": "input",
+        "field": "token_ids",
         "limit": "max_context_tokens",
         "value": "2000000",
         "maximum": "9999",
@@ -276,7 +276,7 @@ async def test_a_huge_text_is_refused_before_it_is_tokenized(tmp_path: Path) -> 
         failure = await failure_of(
             node.inference.Generate(make_request("x" * 5_000_000), metadata=auth(ACME))
         )
-    assert failure.metadata["limit"] == "max_context_tokens"
+    assert failure.metadata["limit"] == "max_prompt_bytes"
 
 
 async def test_whole_vocabulary_log_probabilities_stay_below_the_default_limit(tmp_path: Path) -> None:

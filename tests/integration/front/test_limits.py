@@ -47,17 +47,17 @@ JSON_TEXT = '{"a": "' + "x" * (MAX_CHAT_JSON_BYTES - 8) + '"}'
 # Name: what is asked; field, limit, value, maximum.
 REQUESTS: dict[str, tuple[Callable[[], pb.GenerateRequest], str, str, int, int]] = {
     "prompt of ids": (
-        lambda: make_request(token_ids=ids(CONTEXT)), "input", "max_context_tokens", CONTEXT, CONTEXT - 1,
+        lambda: make_request(token_ids=ids(CONTEXT)), "token_ids", "max_context_tokens", CONTEXT, CONTEXT - 1,
     ),
     "prompt of text": (
-        lambda: make_request("x" * CONTEXT), "input", "max_context_tokens", CONTEXT, CONTEXT - 1,
+        lambda: make_request("x" * CONTEXT), "prompt", "max_context_tokens", CONTEXT, CONTEXT - 1,
     ),
     "text longer than any that fits": (
-        lambda: make_request("x" * (16 * CONTEXT + 1)), "input", "max_context_tokens", 16 * CONTEXT + 1,
+        lambda: make_request("x" * (16 * CONTEXT + 1)), "prompt", "max_prompt_bytes", 16 * CONTEXT + 1,
         16 * CONTEXT,
     ),
     "rendered chat": (
-        lambda: make_request(chat=chat("x" * CONTEXT)), "input", "max_context_tokens", CONTEXT, CONTEXT - 1,
+        lambda: make_request(chat=chat("x" * CONTEXT)), "chat", "max_context_tokens", CONTEXT, CONTEXT - 1,
     ),
     "max_tokens": (
         lambda: make_request(max_tokens=CONTEXT + 1), "sampling.max_tokens", "max_context_tokens",
@@ -102,8 +102,8 @@ REQUESTS: dict[str, tuple[Callable[[], pb.GenerateRequest], str, str, int, int]]
         VOCAB - 1,
     ),
     "unknown biased token": (
-        lambda: make_request(logit_bias={VOCAB: 1.0}), "sampling.logit_bias[0]", "vocab_size", VOCAB,
-        VOCAB - 1,
+        lambda: make_request(logit_bias={VOCAB: 1.0}), f"sampling.logit_bias[{VOCAB}]", "vocab_size",
+        VOCAB, VOCAB - 1,
     ),
     "logit_bias": (
         lambda: make_request(logit_bias=dict.fromkeys(range(1025), 1.0)), "sampling.logit_bias",

@@ -187,13 +187,38 @@ def test_limits_are_named(sampling: dict[str, Any], limit: str, value: int, maxi
     assert metadata["field"].startswith("sampling.")
     assert str(value) in caught.value.message
     assert str(maximum) in caught.value.message
+    assert caught.value.message.partition(f"{maximum}: ")[2], "says what to do"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "advice"),
+    [
+        ({"n": 9}, "ask for at most 8, or raise the server's --max-samples"),
+        ({"logprobs": 21}, "ask for at most 20, or raise the server's --max-top-logprobs"),
+        ({"stop_strings": list("abcde")}, "send at most 4, or raise the server's --max-stop-strings"),
+        ({"max_tokens": 10_001}, "ask for at most 10000 less the prompt's tokens, or leave it out"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "send at most 1024"),
+    ],
+)
+def test_advice_of_limits(sampling: dict[str, Any], advice: str) -> None:
+    """What the caller can do, and the flag where the server's is one."""
+    with pytest.raises(LimitExceededError) as caught:
+        convert.generation_request(request(**sampling), RULES)
+    assert caught.value.message.endswith(f": {advice}")
+
+
+def test_biases_are_named_by_token() -> None:
+    """An unknown token as a value out of range."""
+    with pytest.raises(LimitExceededError, match=r"logit_bias\[300\] is for token 300; ") as caught:
+        convert.generation_request(request(logit_bias={1: 1.0, 300: 1.0}), RULES)
+    assert caught.value.metadata["field"] == "sampling.logit_bias[300]"
 
 
 def test_whole_vocabulary_where_the_limit_allows() -> None:
     """A limit above the vocabulary means the vocabulary."""
     rules = RequestRules(make_info(max_top_logprobs=10**6), DEFAULTS)
     assert convert.generation_request(request(logprobs=300), rules).sampling.params.logprobs == 300
-    with pytest.raises(LimitExceededError):
+    with pytest.raises(LimitExceededError, match=r": ask for at most 300$"):  # no flag makes it larger
         convert.generation_request(request(logprobs=301), rules)
 
 

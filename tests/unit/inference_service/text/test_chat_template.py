@@ -97,10 +97,31 @@ def test_what_a_template_raises_is_the_callers_error(source: str, words: str) ->
     assert caught.value.metadata["field"] == "chat"
 
 
+def test_messages_without_a_text_are_named() -> None:
+    """Where an expression fails, not where the template has words of its own, or all have texts."""
+    turns = [
+        *_HELLO,
+        *[ChatTurn("assistant", "", {"content": None})] * 5,
+        ChatTurn("user", "", {"content": [{"type": "text", "text": "x"}]}),
+    ]
+    joined = _template("{% for m in messages %}{{ m.content + '' }}{% endfor %}")
+    with pytest.raises(InvalidRequestError) as caught:
+        joined.render(turns, add_generation_prompt=True, max_characters=1000)
+    assert caught.value.message.endswith(
+        " (content is null in chat.messages[1], chat.messages[2], chat.messages[3] and 2 more; "
+        "content is not a text in chat.messages[6])"
+    )
+    own, plain = _template("{{ raise_exception('own words') }}"), _template("{{ messages[5].content }}")
+    for template, messages in ((own, turns), (plain, _HELLO)):
+        with pytest.raises(InvalidRequestError) as caught:
+            template.render(messages, add_generation_prompt=True, max_characters=1000)
+        assert "content is" not in caught.value.message
+
+
 def test_output_is_bounded() -> None:
     """A template that repeats itself ends at the limit, not at the memory's."""
     source = "{% for i in range(9999) %}{% for j in range(9999) %}xxxxxxxxxx{% endfor %}{% endfor %}"
-    with pytest.raises(LimitExceededError, match="1000 characters"):
+    with pytest.raises(LimitExceededError, match="no text above 1000 can fit"):
         _template(source).render(_HELLO, add_generation_prompt=True, max_characters=1000)
 
 

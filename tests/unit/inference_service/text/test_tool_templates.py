@@ -73,7 +73,7 @@ def test_indented_tools_are_bounded_as_they_are_written() -> None:
     template = ChatTemplate(source("llama3_like"), SPECIAL_TOKENS)
     tracemalloc.start()
     try:
-        with pytest.raises(LimitExceededError, match="100000 characters"):
+        with pytest.raises(LimitExceededError, match="no text above 100000 can fit"):
             template.render(
                 [ChatTurn("user", "hi")],
                 add_generation_prompt=True,
