@@ -74,9 +74,9 @@ def show(result: BenchResult, output: Output) -> None:
             ("inter-token", point.median.inter_token_ms),
             ("end to end", point.median.end_to_end_ms),
         ):
-            rest = (values.median, values.p90, values.p95, values.p99, values.max)
+            figures = (values.mean, values.median, values.p90, values.p95, values.p99, values.max)
             mark = _BURST_MARK if word == "inter-token" and point.came_in_bursts else ""
-            times.add_row(point.name, word, f"{values.mean:.2f}", *(f"{figure:.2f}{mark}" for figure in rest))
+            times.add_row(point.name, word, *(f"{figure:.2f}{mark}" for figure in figures))
     console.print(times)
     routed = plain_table(
         "point", "rows a step", "experts a layer", "of even", "(expert, adapter) pairs", "even"

@@ -100,8 +100,8 @@ class BenchResult:
         ]
         found.extend(
             f"{point.name}: {100 * point.median.burst_share:.0f} % of the tokens came in bursts, several at "
-            "once: the median between tokens and the decode rates of single requests tell when they arrived, "
-            "not when they were made; mean inter-token, end to end and total rates hold"
+            "once: times between tokens and the decode rates of single requests tell when they arrived, not "
+            "when they were made; end to end, overall and total rates hold"
             for point in self.points
             if point.came_in_bursts
         )

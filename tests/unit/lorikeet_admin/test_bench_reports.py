@@ -51,12 +51,12 @@ def test_routing_that_is_not_judged_says_so(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_figures_of_bursts_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    """Decode rates and percentiles of inter-token; not its mean."""
+    """Decode rates and times between tokens."""
     assert "bursts" not in shown(RESULT, capsys)
     median = replace(SUMMARY, burst_share=0.5)
     text = shown(replace(RESULT, points=(replace(POINT, median=median),)), capsys)
     (line,) = (line for line in text.splitlines() if "inter-token" in line and "WARNING" not in line)
-    assert line.split()[2:6] == ["1.00", "1.00", "(bursts)", "1.00"]
+    assert line.split()[2:6] == ["1.00", "(bursts)", "1.00", "(bursts)"]
     assert "1.0 (bursts)" in text
     assert "WARNING: p: 50 % of the tokens came in bursts" in text
 

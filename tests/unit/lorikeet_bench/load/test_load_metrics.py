@@ -72,7 +72,7 @@ def test_a_piece_of_several_tokens_shares_its_gap() -> None:
 
 
 def test_tokens_that_come_at_once_are_bursts() -> None:
-    """Several in a piece, or pieces with no step's time between them; the mean holds, the median does not."""
+    """Several in a piece, or pieces with no step's time between them."""
     steady = record([(0.01 * i, 1) for i in range(1, 12)])
     assert burst_share([steady], 10.0) == 0
     late = record([(1.0, 1), *((1.2 + 0.00005 * i, 1) for i in range(10))])
