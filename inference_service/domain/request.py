@@ -51,18 +51,20 @@ class EngineRequest:
         """
         if self.num_samples == 1:
             return (self,)
-        first = replace(self, num_samples=1)
+        first = replace(self, num_samples=1, sampling=self._sampling_of(0))
         rest = (
-            replace(
-                first,
-                request_id=self.sample_id(index),
-                sampling=replace(
-                    self.sampling, seed=(self.sampling.seed + index) % 2**64, prompt_logprobs=None
-                ),
-            )
+            replace(first, request_id=self.sample_id(index), sampling=self._sampling_of(index))
             for index in range(1, self.num_samples)
         )
         return (first, *rest)
+
+    def _sampling_of(self, index: int) -> SamplingParams:
+        sampling = self.sampling
+        if sampling.structured_output is not None:
+            sampling = replace(sampling, structured_output=sampling.structured_output.of_sample(index))
+        if index:
+            sampling = replace(sampling, seed=(sampling.seed + index) % 2**64, prompt_logprobs=None)
+        return sampling
 
 
 @dataclass(frozen=True, slots=True)

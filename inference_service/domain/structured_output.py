@@ -1,7 +1,7 @@
 """What an answer must look like, and the matcher that follows an answer through it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -34,11 +34,20 @@ class GrammarsUnavailableError(ValueError):
     """This node, its tokenizer or its model cannot do structured output at all. The message says why."""
 
 
-class TokenMatcher(Protocol):
-    """One answer on its way through a grammar. One caller; copies are independent of each other."""
+@dataclass(frozen=True, slots=True)
+class CheckedGrammar:
+    """A constraint in llguidance's own form, and the bytes of memory that a matcher of it takes at first."""
 
-    def fork(self) -> "TokenMatcher":
-        """A matcher in the same state."""
+    grammar: str
+    num_bytes: int = 0
+
+
+class TokenMatcher(Protocol):
+    """One answer on its way through a grammar. One caller; what it does depends on its own tokens alone."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer that it has seen."""
         ...
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -68,9 +77,20 @@ class StructuredOutput:
     """A constraint that was checked. `grammar` is llguidance's own form of it, which the engine compiles.
 
     `ends_late`: the request ignores end-of-sequence tokens, so they come only where nothing else may.
-    `matcher`, at the grammar's beginning, is there in the engine process once it was compiled.
+    `matcher` is there in the engine process once it was compiled, and lives as long as the request: it goes
+    on where it was after a preemption. `other_matchers` are those of samples 1 and following; `num_bytes` is
+    what each takes.
     """
 
     grammar: str
     ends_late: bool = False
     matcher: TokenMatcher | None = None
+    other_matchers: tuple[TokenMatcher, ...] = ()
+    num_bytes: int = 0
+
+    def of_sample(self, index: int) -> "StructuredOutput":
+        """That of one sample, as of a request of its own."""
+        if not self.other_matchers:
+            return self
+        matcher = self.other_matchers[index - 1] if index else self.matcher
+        return replace(self, matcher=matcher, other_matchers=())

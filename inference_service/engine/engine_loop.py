@@ -88,6 +88,7 @@ class EngineLoop:
         """Turn until told to end."""
         while not self._is_ending:
             self._turn()
+        self._grammars.close()
 
     def _turn(self) -> None:
         for message in self._side.receive():

@@ -35,9 +35,8 @@ class RequestState:
     bias: tuple[NDArray[np.int64], NDArray[np.float32]] = _NO_BIAS
     waits_for_tokens: bool = False
     is_gone: bool = False
-    # Structured output: the matcher has seen the first `num_matched` tokens; see token_masks.
+    # Structured output: the request's own matcher, which outlives a preemption; see token_masks.
     matcher: TokenMatcher | None = None
-    num_matched: int = 0
     is_complete: bool = False
     failure: str = ""
 
@@ -93,7 +92,7 @@ class RequestTable:
             row, new.slot, sampling, new.num_prompt_tokens, len(new.token_ids), len(new.block_ids),
             changes_logits=sampling.changes_logits, bias=_bias(sampling),
             waits_for_tokens=sampling.waits_for_tokens,
-            matcher=_matcher(sampling), num_matched=new.num_prompt_tokens,
+            matcher=_matcher(sampling),
         )  # fmt: skip
 
     def remove(self, request_id: str) -> None:
@@ -141,11 +140,10 @@ def signed_seed(seed: int) -> int:
 
 
 def _matcher(sampling: SamplingParams) -> TokenMatcher | None:
-    """A matcher of the request's own, at the grammar's beginning."""
     if (output := sampling.structured_output) is None:
         return None
     assert output.matcher is not None, "the engine compiles a grammar before its request is scheduled"
-    return output.matcher.fork()
+    return output.matcher
 
 
 def _bias(sampling: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -63,8 +63,11 @@ class TokenMasks:
     def _advanced(self, state: RequestState) -> TokenMatcher:
         matcher = state.matcher
         assert matcher is not None
-        matcher.advance(self._table.tokens[state.row, state.num_matched : state.num_tokens].tolist())
-        state.num_matched = state.num_tokens
+        # After a preemption it goes on where it was: followed anew, without masks on the way, it would have
+        # come to its limits elsewhere. It has seen no token but those that the scheduler knew.
+        num_matched = state.num_prompt_tokens + matcher.num_tokens
+        assert num_matched <= state.num_tokens, (num_matched, state.num_tokens)
+        matcher.advance(self._table.tokens[state.row, num_matched : state.num_tokens].tolist())
         return matcher
 
     def _narrow(self, state: RequestState, mask: NDArray[np.int32]) -> None:

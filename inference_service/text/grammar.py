@@ -7,6 +7,7 @@ of its own; what it let through is compiled here again at the same cost.
 
 import importlib.util
 import json
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -23,18 +24,23 @@ from inference_service.domain.structured_output import (
     GrammarsUnavailableError,
     TokenMatcher,
 )
+from inference_service.text.grammar_schema import read_schema
 from inference_service.text.tokenizer import Tokenizer
 
 # llguidance's defaults, but for these two. Fuel bounds an expression's size: with the default of a million
 # one step of a hostile grammar took 1.2 s and 240 MiB, with this 0.2 s and 50; an enum of 10,000 texts
 # passes.
 _INITIAL_LEXER_FUEL = 200_000
-# About 2 KiB each, per request.
+# About 2 KiB each, per answer: matchers share none.
 _MAX_LEXER_STATES = 50_000
 # What following an answer may take, of processor time. llguidance bounds the work of a mask, not that of a
 # token in an ambiguous grammar, which grows with the answer's square or cube: 14 ms at token 500. With these
 # no token took more than 3 ms. Other grammars took 0.03 ms a token at most, with 200,000 in the vocabulary.
 _ADVANCE_S, _ADVANCE_PER_TOKEN_S = 0.1, 0.0002
+# llguidance recurses over rules that name each other, some KiB a level, and over expressions: what the check
+# passes on a stack this small has plenty where answers are followed (8 MiB commonly, or what is set below).
+CHECK_STACK_BYTES = 2 << 20
+_MASK_STACK_BYTES = 8 * CHECK_STACK_BYTES
 _MAX_ERROR_CHARACTERS = 500
 # Expressions are compiled as a grammar of one rule: where in that, and its text, is nobody's concern.
 _WHOLE_GRAMMAR_IS_A_REGEX = re.compile(r"\Aat 1\(8\): invalid regex .* \(in regex\): ")
@@ -54,7 +60,7 @@ def missing_library() -> str:
 
 
 def serialized_grammar(constraint: Constraint) -> str:
-    """Write a constraint in llguidance's own form; checks no more than that JSON is JSON.
+    """Write a constraint in llguidance's own form; checks no more than that a schema is strict JSON.
 
     Raises:
         GrammarRefusedError: it has no such form.
@@ -69,7 +75,8 @@ def serialized_grammar(constraint: Constraint) -> str:
                 is_object = constraint.kind is ConstraintKind.JSON_OBJECT
                 schema = '{"type": "object"}' if is_object else constraint.text
                 return LLMatcher.grammar_from_json_schema(
-                    schema, overrides=None if constraint.allows_whitespace else {"whitespace_flexible": False}
+                    read_schema(schema),
+                    overrides=None if constraint.allows_whitespace else {"whitespace_flexible": False},
                 )
             case ConstraintKind.REGEX:
                 return LLMatcher.grammar_from_regex(constraint.text)
@@ -114,6 +121,8 @@ class GrammarCompiler:
         self._limits = LLParserLimits(
             initial_lexer_fuel=_INITIAL_LEXER_FUEL, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
         )
+        # Read by the threads of the executor, which would have 2 MiB.
+        os.environ.setdefault("RUST_MIN_STACK", str(_MASK_STACK_BYTES))
         self._executor = LLExecutor()
         self._known = _known_tokens(tokenizer, vocab_size, self._tokenizer.vocab_size)
         self._num_words = -(-vocab_size // 32)
@@ -127,14 +136,15 @@ class GrammarCompiler:
         """
         from llguidance import LLMatcher  # noqa: PLC0415
 
+        # Its deep_copy would not do for answers that are to be alike: copies share the lexer, with the count
+        # of its states and what it has worked out before.
         inner = LLMatcher(self._tokenizer, grammar, limits=self._limits, log_level=0)
         matcher = Matcher(inner, self._executor, self._known, self._num_words, self._end_token_ids)
         if error := matcher.error():
             raise GrammarRefusedError(error)
         first = np.zeros((1, self._num_words), np.int32)
-        trial = matcher.fork()
-        trial.fill_masks((trial,), first)
-        if error := trial.error():
+        matcher.fill_masks((matcher,), first)
+        if error := matcher.error():
             raise GrammarRefusedError("no answer satisfies it" if error.startswith("NoExtension") else error)
         if not first.any():
             raise GrammarRefusedError("no token of the model's vocabulary can begin such an answer")
@@ -166,13 +176,10 @@ class Matcher:
         """See TokenMatcher."""
         return self._end_token_ids
 
-    def fork(self) -> "Matcher":
+    @property
+    def num_tokens(self) -> int:
         """See TokenMatcher."""
-        copy = Matcher(
-            self.inner.deep_copy(), self._executor, self._known, self._num_words, self._end_token_ids
-        )
-        copy._is_over, copy._num_tokens, copy._spent_s = self._is_over, self._num_tokens, self._spent_s
-        return copy
+        return self._num_tokens
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """See TokenMatcher."""

@@ -3,7 +3,8 @@
 A thread that compiles a hostile schema can be neither stopped nor kept from taking memory, and an abort in
 native code would end the node. The process starts with the first constraint and goes with the node. One
 constraint is compiled at a time, and one tenant has one of them in hand or in front of the others: what a
-tenant's constraints take, others wait for once at most. What was checked is remembered.
+tenant's constraints take, others wait for once at most. One whose caller left before its turn is not
+compiled. What was checked is remembered.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ import structlog
 
 from inference_service.domain.errors import NotReadyError, QueueFullError
 from inference_service.domain.structured_output import (
+    CheckedGrammar,
     Constraint,
     GrammarRefusedError,
     GrammarsUnavailableError,
@@ -32,6 +34,14 @@ _MAX_REMEMBERED = 256
 _MAX_WAITING_OF_TENANT = 256
 # Far beyond what the limit of processor time allows, on whatever machine.
 _LONGEST_S = 120.0
+# What a constraint is told that ended the process, by the exit status.
+_TOO_DEEP = "its rules or expressions depend on each other too deeply; flatten it"
+_REFUSALS = {
+    -signal.SIGXCPU: f"compiling it takes more than {CPU_LIMIT_S} s",
+    -signal.SIGABRT: "compiling it takes too much memory",  # what Rust does where it gets none
+    -signal.SIGSEGV: _TOO_DEEP,  # the end of the stack
+    -signal.SIGBUS: _TOO_DEEP,
+}
 
 log = structlog.get_logger()
 
@@ -47,9 +57,10 @@ class GrammarChecker:
         self._tenants: dict[str, asyncio.Lock] = {}
         self._num_waiting: Counter[str] = Counter()
         self._checks: set[asyncio.Task[Answer]] = set()
+        self._in_hand: asyncio.Task[Answer] | None = None
 
-    async def check(self, constraint: Constraint, tenant: str) -> str:
-        """The grammar of a constraint, as `StructuredOutput.grammar`.
+    async def check(self, constraint: Constraint, tenant: str) -> CheckedGrammar:
+        """The grammar of a constraint.
 
         Raises:
             GrammarRefusedError: it is invalid or takes too much.
@@ -62,16 +73,21 @@ class GrammarChecker:
         if answer is None:
             if reason := missing_library():
                 raise GrammarsUnavailableError(reason)
-            # A caller that leaves does not stop the process in its work: the next would wait for another.
-            check = asyncio.ensure_future(self._check(key, constraint, tenant))
+            check = asyncio.create_task(self._check(key, constraint, tenant))
             self._checks.add(check)
             check.add_done_callback(self._forget)
-            answer = await asyncio.shield(check)
+            try:
+                answer = await asyncio.shield(check)
+            except asyncio.CancelledError:
+                # A caller that leaves does not stop the process in its work: the next would wait for another.
+                if check is not self._in_hand:
+                    check.cancel()
+                raise
         else:
             self._remembered.move_to_end(key)
         if answer.refusal:
             raise GrammarRefusedError(answer.refusal)
-        return answer.grammar
+        return CheckedGrammar(answer.grammar, answer.num_bytes)
 
     async def close(self) -> None:
         """End the process."""
@@ -100,6 +116,7 @@ class GrammarChecker:
         self._num_waiting[tenant] += 1
         try:
             async with self._tenants.setdefault(tenant, asyncio.Lock()), self._turn:
+                self._in_hand = asyncio.current_task()
                 answer = self._remembered.get(key) or await self._ask(constraint)
                 self._remembered[key] = answer
                 if len(self._remembered) > _MAX_REMEMBERED:
@@ -126,9 +143,7 @@ class GrammarChecker:
             log.warning("grammar.check_ended", exit_status=status, kind=constraint.kind.value)
             if status in {0, -signal.SIGKILL, -signal.SIGTERM}:  # not of itself
                 raise NotReadyError("the process that checks grammars was ended", retry_after_s=1.0) from None
-            if status == -signal.SIGXCPU:
-                return Answer(refusal=f"compiling it takes more than {CPU_LIMIT_S} s")
-            return Answer(refusal="compiling it takes too much memory")
+            return Answer(refusal=_REFUSALS.get(status, f"compiling it fails (status {status})"))
         except BaseException:
             await self._end()
             raise
@@ -148,9 +163,12 @@ class GrammarChecker:
         try:
             ready = await _answer(process)
         except asyncio.IncompleteReadError as error:
+            # It said nothing of this node or its model: nothing is known to be wrong for good.
             status = await self._end()
-            raise GrammarsUnavailableError(
-                f"structured output is not there: the process that checks grammars ended with status {status}"
+            log.warning("grammar.check_ended", exit_status=status, kind="")
+            raise NotReadyError(
+                f"the process that checks grammars ended at its start, with status {status}",
+                retry_after_s=1.0,
             ) from error
         except BaseException:
             await self._end()

@@ -5,9 +5,11 @@ much JSON. A question that takes too much time or memory ends the process; `gram
 means and starts another. Ends with its parent, whose end closes the input.
 """
 
+import ctypes
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,11 +20,11 @@ from inference_service.domain.structured_output import (
     GrammarRefusedError,
     GrammarsUnavailableError,
 )
-from inference_service.text.grammar import GrammarCompiler, serialized_grammar
+from inference_service.text.grammar import CHECK_STACK_BYTES, GrammarCompiler, serialized_grammar
 
-# What compiling one constraint may take. The node compiles it again: this bounds that, too.
+# What compiling one constraint may take. The node compiles it again for every answer: this bounds that, too.
 CPU_LIMIT_S = 2
-GROWTH_LIMIT_BYTES = 64 << 20
+GROWTH_LIMIT_BYTES = 16 << 20
 # Beyond this the process is ended while it works.
 _ADDRESS_SPACE_BYTES = 512 << 20
 
@@ -40,6 +42,19 @@ class Answer(msgspec.Struct, frozen=True):
 
     grammar: str = ""
     refusal: str = ""
+    num_bytes: int = 0
+
+
+class _Mallinfo2(ctypes.Structure):
+    """Of glibc 2.33 and later, malloc.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+            "keepcost",
+        )
+    )  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -55,15 +70,26 @@ def main(argv: list[str]) -> int:
         _write(answers, Answer(refusal=str(error)))
         return 1
     _write(answers, Answer())
-    while (question := _read(questions)) is not None:
-        _write(answers, _answer(compiler, msgspec.json.decode(question, type=Constraint)))
-    return 0
+    status = 1
+
+    def answer_all() -> None:
+        nonlocal status
+        while (question := _read(questions)) is not None:
+            _write(answers, _answer(compiler, msgspec.json.decode(question, type=Constraint)))
+        status = 0
+
+    # The main thread's stack may have no limit at all; this one's is a fraction of any in the node.
+    threading.stack_size(CHECK_STACK_BYTES)
+    thread = threading.Thread(target=answer_all, name="answers")
+    thread.start()
+    thread.join()
+    return status
 
 
 def _answer(compiler: GrammarCompiler, constraint: Constraint) -> Answer:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     begun_s = usage.ru_utime + usage.ru_stime
-    num_bytes = _resident_bytes()
+    num_bytes = _allocated_bytes()
     _limit(resource.RLIMIT_CPU, int(begun_s) + CPU_LIMIT_S + 1)
     _limit(resource.RLIMIT_AS, _address_space_bytes() + _ADDRESS_SPACE_BYTES)
     try:
@@ -71,11 +97,11 @@ def _answer(compiler: GrammarCompiler, constraint: Constraint) -> Answer:
         matcher = compiler.compile(grammar)
     except GrammarRefusedError as error:
         return Answer(refusal=str(error))
-    growth = _resident_bytes() - num_bytes
+    growth = _allocated_bytes() - num_bytes
     del matcher
     if growth > GROWTH_LIMIT_BYTES:
         return Answer(refusal=f"it takes {growth >> 20} MiB; the limit is {GROWTH_LIMIT_BYTES >> 20} MiB")
-    return Answer(grammar=grammar)
+    return Answer(grammar=grammar, num_bytes=max(0, growth))
 
 
 def _limit(kind: int, value: int) -> None:
@@ -83,7 +109,13 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
-def _resident_bytes() -> int:
+def _allocated_bytes() -> int:
+    """What is allocated now; where the C library does not say, what is resident."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is not None:
+        mallinfo.restype = _Mallinfo2
+        allocated = mallinfo()
+        return allocated.uordblks + allocated.hblkhd
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 

@@ -22,9 +22,10 @@ class ScriptedMatcher:
         """One."""
         return (END,)
 
-    def fork(self) -> "ScriptedMatcher":
-        """With an output of its own."""
-        return ScriptedMatcher(self.allowed, self.output)
+    @property
+    def num_tokens(self) -> int:
+        """Of the output so far."""
+        return len(self.output)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Every token must be a real one."""

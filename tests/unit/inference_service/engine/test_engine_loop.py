@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from inference_service.domain.request import EngineRequest, FinishReason, RequestOutput
+from inference_service.domain.structured_output import StructuredOutput
 from inference_service.engine.engine_loop import EngineLoop
 from inference_service.engine.messages import AbortRequest, AddRequest, StepOutputs, ToEngine
 from tests.support.engine_builders import Rig, make_request
@@ -68,7 +69,7 @@ def test_samples_that_wait_for_a_grammar_are_aborted_together() -> None:
     rig = Rig()
     loop, side, grammars = make_loop(rig)
     request = make_request("a")
-    constrained: Any = SimpleNamespace(grammar="g", matcher=None)
+    constrained = StructuredOutput("g")
     request = replace(
         request, num_samples=3, sampling=replace(request.sampling, structured_output=constrained)
     )

@@ -69,18 +69,26 @@ def test_rows_of_a_mixed_batch() -> None:
     assert not any(state.failure for state in states.values())
 
 
-def test_a_preempted_request_is_followed_anew() -> None:
-    """The matcher of its next life sees the output tokens, and not the prompt's."""
+def test_a_preempted_request_goes_on() -> None:
+    """Its matcher stays with it: each output token is seen once, in both lives, and no prompt token."""
     table = make_table()
-    seen: list[tuple[int, ...]] = []
-
-    def script(output: tuple[int, ...]) -> Collection[int]:
-        seen.append(output)
-        return {7}
-
-    state = add(table, "a", script, output=(4, 5), temperature=0.0)
-    assert TokenSampler(table).sample(torch.randn(1, VOCAB), [state])[0] == [7]
-    assert set(seen) == {(4, 5)}
+    matcher = ScriptedMatcher(lambda output: {7 + len(output)})
+    sampling = SamplingParams(
+        max_tokens=50, temperature=0.0, structured_output=StructuredOutput("", matcher=matcher)
+    )
+    output: tuple[int, ...] = ()
+    for life in range(3):
+        table.add(NewRequest("a", (9, 9, 9, *output), 3, sampling, (), 0, -1))
+        state = table._states["a"]
+        for _ in range(2):
+            (token_id,), _ = TokenSampler(table).sample(torch.randn(1, VOCAB), [state])
+            assert token_id == 7 + len(output)
+            assert matcher.output == output
+            # The last token of a life is sampled for nobody: the scheduler has preempted its request.
+            table.append(state, token_id)
+            output += (token_id,)
+        output = output[:-1] if life == 0 else output
+        table.remove("a")
 
 
 @pytest.mark.parametrize(

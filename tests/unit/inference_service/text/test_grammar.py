@@ -55,11 +55,11 @@ def test_masks_along_random_answers(model: str, expression: str, tmp_path: Path)
     """
     compiler, tokenizer, end = make_compiler(tmp_path, model)
     vocab_size = tokenizer.vocab_size + 21
-    start = compiler.compile(serialized_grammar(Constraint(ConstraintKind.REGEX, expression)))
+    grammar = serialized_grammar(Constraint(ConstraintKind.REGEX, expression))
     oracle = regex.compile(expression.encode())
     draw = random.Random(0)
     for _ in range(3):
-        matcher, text = start.fork(), b""
+        matcher, text = compiler.compile(grammar), b""
         while True:
             mask = allowed(matcher, vocab_size)
             tried = {
@@ -144,23 +144,44 @@ def test_the_documented_grammar_of_channels(tmp_path: Path) -> None:
     assert allowed(matcher, size) == {end}
 
 
-def test_batches_and_forks(tmp_path: Path) -> None:
-    """Many masks at once are those of one at a time; forks go their own ways."""
+def test_batches(tmp_path: Path) -> None:
+    """Many masks at once are those of one at a time; matchers of one grammar go their own ways."""
     compiler, tokenizer, end = make_compiler(tmp_path, "merges", num_padding=0)
     size = tokenizer.vocab_size
-    starts = [
-        compiler.compile(serialized_grammar(Constraint(ConstraintKind.REGEX, expression)))
-        for expression in EXPRESSIONS
-    ]
-    masks = np.zeros((2 * len(starts), -(-size // 32)), np.int32)
-    matchers = [fork for start in starts for fork in (start.fork(), start.fork())]
+    grammars = [serialized_grammar(Constraint(ConstraintKind.REGEX, text)) for text in EXPRESSIONS]
+    starts = [allowed(compiler.compile(grammar), size) for grammar in grammars]
+    masks = np.zeros((2 * len(grammars), -(-size // 32)), np.int32)
+    matchers = [compiler.compile(grammar) for grammar in grammars for _ in range(2)]
     for index, matcher in enumerate(matchers[1::2]):
-        matcher.advance([min(allowed(starts[index], size) - {end})])
+        matcher.advance([min(starts[index] - {end})])
     matchers[0].fill_masks(matchers, masks)
     for row, matcher in enumerate(matchers):
         bits = np.flatnonzero(np.unpackbits(masks[row].view(np.uint8), bitorder="little"))
         assert set(bits.tolist()) == allowed(matcher, size)
-    assert [allowed(matcher, size) for matcher in matchers[::2]] == [allowed(s, size) for s in starts]
+    assert [allowed(matcher, size) for matcher in matchers[::2]] == starts
+
+
+def test_an_answers_limits_are_its_own(tmp_path: Path) -> None:
+    """What others of the same grammar used up, at the same time and before, ends no answer earlier."""
+    compiler, tokenizer, end = make_compiler(tmp_path, "merges", num_padding=0)
+    grammar = serialized_grammar(Constraint(ConstraintKind.REGEX, "[a-z ]*e[a-z ]{200}"))
+
+    def follow(matcher: Matcher, seed: int, num_tokens: int) -> tuple[list[int], str]:
+        draw, tokens = random.Random(seed), list[int]()
+        for _ in range(num_tokens):
+            mask = allowed(matcher, tokenizer.vocab_size) - {end}
+            if not mask:
+                break
+            tokens.append(draw.choice(sorted(mask)))
+            matcher.advance(tokens[-1:])
+        return tokens, matcher.error()
+
+    alone = follow(compiler.compile(grammar), 1, 400)
+    assert alone[1] == ""
+    waiting = compiler.compile(grammar)
+    ends = [follow(compiler.compile(grammar), seed, 3000) for seed in range(2, 4)]
+    assert all("too many states" in error and len(tokens) > 1000 for tokens, error in ends)
+    assert follow(waiting, 1, 400) == follow(compiler.compile(grammar), 1, 400) == alone
 
 
 def test_errors_allow_nothing(tmp_path: Path) -> None:
@@ -187,7 +208,6 @@ def test_ambiguous_grammars_have_an_end(tmp_path: Path) -> None:
         matcher.advance(b"a" * 100)
     assert "less ambiguous" in matcher.error()
     assert allowed(matcher, tokenizer.vocab_size + 21) == set()
-    assert matcher.fork().error() == matcher.error()
     # A long answer of a plain one is far from the limit.
     plain = compiler.compile(serialized_grammar(Constraint(ConstraintKind.JSON_OBJECT)))
     plain.advance(b'{"a": [' + b'"text", ' * 2000)
@@ -211,7 +231,7 @@ def test_after_the_end(tmp_path: Path) -> None:
         (ConstraintKind.JSON_SCHEMA, '{"not": {}}', "not"),
         (ConstraintKind.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "look-around"),
         (ConstraintKind.JSON_SCHEMA, "false", "schema is false"),
-        (ConstraintKind.JSON_SCHEMA, '{"type": "array", "items": ' * 200 + "{}" + "}" * 200, "recursion"),
+        (ConstraintKind.JSON_SCHEMA, '{"type": "array", "items": ' * 200 + "{}" + "}" * 200, "120 levels"),
         (ConstraintKind.JSON_SCHEMA, json.dumps({"enum": [f"v{i}" for i in range(50_000)]}), "too big"),
         (ConstraintKind.REGEX, "(", "regex"),
         (ConstraintKind.REGEX, r"(a)\1", "backreferences"),

@@ -1,12 +1,15 @@
 """The process that checks grammars: what it refuses, what ends it, what is remembered."""
 
 import asyncio
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from inference_service.domain.errors import NotReadyError, QueueFullError
 from inference_service.domain.structured_output import (
+    CheckedGrammar,
     Constraint,
     ConstraintKind,
     GrammarRefusedError,
@@ -113,6 +116,87 @@ async def test_a_caller_that_leaves(tmp_path: Path) -> None:
         await checker.close()
 
 
+async def test_callers_that_leave_before_their_turn(tmp_path: Path) -> None:
+    """Theirs are not compiled, and lock nobody of their tenant out."""
+    checker = make_checker(tmp_path)
+    try:
+        await checker.check(GOOD, "a")
+        in_hand = asyncio.create_task(checker.check(ENDLESS, "a"))
+        await eventually(checker._turn.locked)
+        left = [
+            asyncio.create_task(checker.check(Constraint(ConstraintKind.REGEX, f"a{n}"), "a"))
+            for n in range(grammar_checker._MAX_WAITING_OF_TENANT - 1)
+        ]
+        await eventually(lambda: checker._num_waiting["a"] == grammar_checker._MAX_WAITING_OF_TENANT)
+        for check in left:
+            check.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await eventually(lambda: checker._num_waiting["a"] == 1)
+        last = asyncio.create_task(checker.check(Constraint(ConstraintKind.REGEX, "last"), "a"))
+        with pytest.raises(GrammarRefusedError):
+            await in_hand
+        assert await last
+        # The first, the one in hand, and the last.
+        assert len(checker._remembered) == 3
+    finally:
+        await checker.close()
+
+
+@pytest.mark.parametrize("stack", ["8192", "unlimited"])
+async def test_rules_that_lie_too_deep(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What overflows the stack is refused for that, however large the main thread's may be."""
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nulimit -s {stack}\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(grammar_checker.sys, "executable", str(script))
+    checker = make_checker(tmp_path)
+    try:
+        assert await checker.check(_rules(300), "a")
+        with pytest.raises(GrammarRefusedError, match="too deeply"):
+            await checker.check(_rules(4000), "a")
+        assert await checker.check(_rules(301), "a")
+    finally:
+        await checker.close()
+
+
+def _rules(depth: int) -> Constraint:
+    """Rules that name each other in turn."""
+    rules = "\n".join(f'r{i}: "(" r{i - 1}? ")"' for i in range(1, depth + 1))
+    return Constraint(ConstraintKind.GRAMMAR, f'start: r{depth}\nr0: "a"\n{rules}\n')
+
+
+async def test_a_process_that_is_killed_as_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """UNAVAILABLE: it has said nothing against this node; the next try is served."""
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nkill -9 $$\n")
+    script.chmod(0o755)
+    checker = make_checker(tmp_path)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(grammar_checker.sys, "executable", str(script))
+            with pytest.raises(NotReadyError, match="at its start") as caught:
+                await checker.check(GOOD, "a")
+        assert caught.value.retry_after_s
+        assert await checker.check(GOOD, "a")
+    finally:
+        await checker.close()
+
+
+async def test_the_size_of_a_grammar(tmp_path: Path) -> None:
+    """Told with it, remembered or not, also where the memory of one before is used again."""
+    texts = json.dumps({"enum": [f"some value number {i} of it" for i in range(5000)]})
+    large = Constraint(ConstraintKind.JSON_SCHEMA, texts)
+    checker = make_checker(tmp_path)
+    try:
+        small = (await checker.check(GOOD, "a")).num_bytes
+        assert (await checker.check(large, "a")).num_bytes > 1 << 20 > small > 0
+        again = Constraint(ConstraintKind.JSON_SCHEMA, texts.replace("some", "a"))
+        assert (await checker.check(again, "a")).num_bytes > 1 << 20
+        assert (await checker.check(GOOD, "a")).num_bytes == small
+    finally:
+        await checker.close()
+
+
 async def test_a_tenants_queue_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it RESOURCE_EXHAUSTED; others are not concerned."""
     monkeypatch.setattr(grammar_checker, "_MAX_WAITING_OF_TENANT", 2)
@@ -124,7 +208,7 @@ async def test_a_tenants_queue_has_an_end(tmp_path: Path, monkeypatch: pytest.Mo
         ]
         other = asyncio.create_task(checker.check(GOOD, "b"))
         ends = await asyncio.gather(*checks, return_exceptions=True)
-        assert [type(end) for end in ends] == [str, str, QueueFullError]
+        assert [type(end) for end in ends] == [CheckedGrammar, CheckedGrammar, QueueFullError]
         assert await other
     finally:
         await checker.close()
