@@ -211,12 +211,14 @@ class GenerationService:
             return None
         field, value = shown(constraint)
         try:
-            grammar = await self._grammars.check(constraint, principal.tenant)
+            checked = await self._grammars.check(constraint, principal.tenant)
         except GrammarRefusedError as error:
             refuse(field, value, str(error))
         except GrammarsUnavailableError as error:
             raise GrammarsMissingError(f"{field}: {error}", metadata={"field": field}) from error
-        return StructuredOutput(grammar, ends_late=request.sampling.ends_late)
+        return StructuredOutput(
+            checked.grammar, ends_late=request.sampling.ends_late, num_bytes=checked.num_bytes
+        )
 
     async def _run(self, accepted: _Accepted, engine_id: str) -> AsyncGenerator[GenerationPiece]:
         """Engine outputs to pieces; makes sure that the engine stops when the client does."""
