@@ -119,7 +119,9 @@ class LoadPlan:
             while True:
                 yield None
         elif self.arrivals.pace is Pace.RECORDED:
-            for request in self.recorded:
-                yield request.arrival_s
+            # In turn without an end, as the lengths: warm-ups, which are sent at once, may be more.
+            while True:
+                for request in self.recorded:
+                    yield request.arrival_s
         else:
             yield from self.arrivals.arrivals(rng)

@@ -116,6 +116,10 @@ def test_a_file_of_requests_is_followed(tmp_path: Path) -> None:
         (10, 3, 2.5),
     ]
     assert [r.adapter for r in requests] == [0, None, 5]
+    arrivals = OpenLoop(0.0, Pace.RECORDED)
+    few = plan(num_requests=2, recorded=recorded[:2], arrivals=arrivals, num_warm_up=5)
+    assert [r.input_tokens for r in few.warm_up()] == [20, 30, 20, 30, 20]
+    assert [r.arrival_s for r in few.requests()] == [0.5, 1.0]
     again = some(5, recorded=recorded)
     assert [r.input_tokens for r in again] == [20, 30, 10, 20, 30]
 
