@@ -110,6 +110,7 @@ class GrammarFailedError(ServiceError):
 
     code = StatusCode.FAILED_PRECONDITION
     reason = "GRAMMAR_FAILED"
+    field = "sampling.structured_output"
 
 
 class GrammarsMissingError(ServiceError):

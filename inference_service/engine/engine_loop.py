@@ -106,7 +106,8 @@ class EngineLoop:
     def _take_compiled(self) -> None:
         for request, refusal in self._grammars.take_ready(self._clock()):
             if refusal:
-                self._scheduler.refuse(request, GrammarFailedError(refusal))
+                error = GrammarFailedError(refusal, metadata={"field": GrammarFailedError.field})
+                self._scheduler.refuse(request, error)
             else:
                 self._scheduler.add(request, self._clock())
 

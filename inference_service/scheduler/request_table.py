@@ -95,8 +95,9 @@ class RequestTable:
         *,
         progress: Progress | None = None,
         error: tuple[str, str] = ("", ""),
+        field: str = "",
     ) -> None:
-        """End a request; its last output is that of `progress`, or an empty one."""
+        """End a request; its last output is that of `progress`, or an empty one. `field` is at fault."""
         del self._states[state.request_id]
         if state.phase is RequestPhase.RUNNING:
             self._stop_running(state, now_s)
@@ -119,6 +120,7 @@ class RequestTable:
             tier_hit=state.tier_hit,
             error_reason=error[0],
             error_message=error[1],
+            error_metadata=(("field", field),) if field else (),
         )
         news = progress.output if progress else RequestOutput(state.request_id)
         self.outputs.append(

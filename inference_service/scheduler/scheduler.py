@@ -135,7 +135,8 @@ class Scheduler:
                 continue
             if result.failure:
                 error = (GrammarFailedError.reason, result.failure)
-                self._table.finish(state, FinishReason.FAILED, now_s, error=error)
+                field = GrammarFailedError.field
+                self._table.finish(state, FinishReason.FAILED, now_s, error=error, field=field)
                 continue
             if any(token_id < 0 for token_id in result.token_ids):
                 error = (NotFiniteError.reason, _NOT_FINITE)

@@ -210,6 +210,22 @@ class Matcher:
         for row, matcher in enumerate(rows):
             if matcher.has_failed:  # where llguidance would allow the end
                 out[row] = 0
+            else:
+                matcher.clear_false_ends(out[row])
+
+    def clear_false_ends(self, mask: NDArray[np.int32]) -> None:
+        """Take out end-of-sequence tokens that a grammar names where its sentence would not be complete.
+
+        They end the request there, too. `mask` is a row of `fill_masks`.
+        """
+        bits = mask.view(np.uint32)
+        ends = [i for i in self._end_token_ids if i >> 5 < len(bits) and int(bits[i >> 5]) >> (i & 31) & 1]
+        if not ends or self.inner.is_accepting():
+            return
+        for token_id in ends:
+            after = self.inner.deep_copy()
+            if not (after.consume_token(token_id) and after.is_accepting()):
+                bits[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
 
     def error(self) -> str:
         """See TokenMatcher."""

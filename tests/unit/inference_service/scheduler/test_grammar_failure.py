@@ -31,6 +31,7 @@ def test_it_fails_alone_and_keeps_what_it_had() -> None:
     rig.add(make_request("b", (1, 2), max_tokens=4))
     rig.run()
     end = rig.finish("a")
+    assert end.error_metadata == (("field", "sampling.structured_output"),)
     assert (end.reason, end.error_reason, end.error_message) == (
         FinishReason.FAILED,
         "GRAMMAR_FAILED",

@@ -104,10 +104,10 @@ def test_first_masks_are_llguidances_own(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("vocab_size", [533, 512, 400, 100])
 def test_only_tokens_that_both_know(vocab_size: int, tmp_path: Path) -> None:
     """A wildcard allows neither the padding of a larger head nor what a smaller one lacks."""
-    compiler, tokenizer, _ = make_compiler(tmp_path, "merges", vocab_size=vocab_size)
+    compiler, tokenizer, end = make_compiler(tmp_path, "merges", vocab_size=vocab_size)
     matcher = compiler.compile(serialized_grammar(Constraint(ConstraintKind.GRAMMAR, "start: <[*]> /a/")))
     mask = allowed(matcher, vocab_size)
-    assert mask == set(range(min(vocab_size, tokenizer.vocab_size)))
+    assert mask == set(range(min(vocab_size, tokenizer.vocab_size))) - {end}
     padding = Constraint(ConstraintKind.GRAMMAR, "start: <[515-530]>")
     with pytest.raises(GrammarRefusedError):
         compiler.compile(serialized_grammar(padding))
@@ -212,6 +212,33 @@ def test_ambiguous_grammars_have_an_end(tmp_path: Path) -> None:
     plain = compiler.compile(serialized_grammar(Constraint(ConstraintKind.JSON_OBJECT)))
     plain.advance(b'{"a": [' + b'"text", ' * 2000)
     assert plain.error() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "may_end"),
+    [
+        ('start: "a" <[2]> "b"', False),
+        ('start: "a" <[*]> "b"', False),
+        ('start: "a" (<[2]> "b" | "c")', False),
+        ('start: "a" <[2]>', True),
+        ('start: "a" <[*]> "b"?', True),
+        ('start: "a" (<[2]> "b")?', True),
+        ('start: "a"', True),
+    ],
+)
+def test_ends_that_a_grammar_names(text: str, may_end: bool, tmp_path: Path) -> None:
+    """End-of-sequence tokens come where a sentence is complete, alone and among others."""
+    compiler, tokenizer, end = make_compiler(tmp_path, "merges")
+    grammar = serialized_grammar(Constraint(ConstraintKind.GRAMMAR, text))
+    matchers = [compiler.compile(grammar) for _ in range(2)]
+    for matcher in matchers:
+        matcher.advance(tokenizer.encode("a", add_special_tokens=False))
+    size = tokenizer.vocab_size + 21
+    masks = np.zeros((2, -(-size // 32)), np.int32)
+    matchers[0].fill_masks(matchers, masks)
+    assert (end in allowed(matchers[0], size)) == may_end
+    assert [bool(word >> end & 1) for word in masks[:, 0].tolist()] == [may_end] * 2
+    assert not matchers[0].error()
 
 
 def test_after_the_end(tmp_path: Path) -> None:
