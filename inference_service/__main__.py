@@ -1,6 +1,11 @@
 """`python -m inference_service`, also installed as lorikeet-inference."""
 
+import os
 import sys
+
+# Read by gRPC as it is imported. With uvloop a child is forked before its program begins, and gRPC's handlers
+# of forks, of no use to it, crashed some of them there (status -11): checkers of grammars, engines.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import uvloop
 

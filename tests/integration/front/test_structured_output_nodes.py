@@ -67,23 +67,25 @@ async def test_engines_and_checkers_that_die(tmp_path: Path) -> None:
     """Each is started again, constraints known and new ones are served; no process is left at the end."""
     async with lone_node(MODEL, tmp_path) as node:
         stack = node.stack
+        words: list[str | None] = []
 
         async def served(output: pb.StructuredOutput, text: str) -> bool:
             try:
                 return (await stack.generate([5, 6], structured_output=output, max_tokens=20)).text == text
             except grpc.aio.AioRpcError as error:
                 assert error.code() is grpc.StatusCode.UNAVAILABLE
+                words.append(error.details())
                 await asyncio.sleep(0.1)
                 return False
 
-        assert await served(YES, "yes")
+        assert await served(YES, "yes"), words
         (engine,) = processes(stack, "engine_process")
         (checker,) = processes(stack, "grammar_process")
         engine.kill()
         checker.kill()
         while not await served(YES, "yes"):
             pass
-        assert await served(pb.StructuredOutput(regex="no"), "no")
+        assert await served(pb.StructuredOutput(regex="no"), "no"), words
         left = [*processes(stack, "engine_process"), *processes(stack, "grammar_process")]
         assert len(left) == 2
         assert not {engine.pid, checker.pid} & {process.pid for process in left}
