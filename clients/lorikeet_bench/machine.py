@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -53,14 +54,15 @@ def _version(package: str) -> str:
 
 def _commit() -> str:
     """The source tree's commit; empty outside one."""
+    return command_output(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], Path(__file__).parent
+    )
+
+
+def command_output(command: Sequence[str], cwd: Path | None = None) -> str:
+    """What a tool of the machine prints; empty where it is missing or fails."""
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],  # noqa: S607 (any git)
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)  # noqa: S603 (literal words only)
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
