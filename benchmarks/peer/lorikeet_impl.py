@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from lorikeet_kernels.lora_segments import LoraSegments, make_lora_segments
-from lorikeet_kernels.lora_tables import LoraTables
-from lorikeet_kernels.lora_workspace import LoraWorkspace
-from lorikeet_kernels.moe_groups import make_moe_groups
-from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
-from lorikeet_kernels.row_order import RowOrder
+from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.lora.lora_segments import LoraSegments, make_lora_segments
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.moe_groups import make_moe_groups
+from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.tiling import is_ungrouped
 
 GATE_UP, DOWN = 0, 1

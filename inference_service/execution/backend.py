@@ -29,7 +29,7 @@ from inference_service.execution.warm_up import Phases, StepLimits, warm_up
 from inference_service.execution.warm_up_ops import can_capture
 from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
 from inference_service.ports import DeviceArena, HostPool
-from lorikeet_kernels.linear import ROW_TILE
+from lorikeet_kernels.dense.linear import ROW_TILE
 from lorikeet_kernels.tiling.lora_overlap import runs_beside
 
 # Reading, hashing and scaling one revision, outside the interpreter's lock: sha256 keeps a core busy at about

@@ -10,8 +10,8 @@ from inference_service.domain.step import ScheduledRequest
 from inference_service.execution.decode_shapes import DecodeShapes
 from inference_service.execution.request_table import Places, RequestState, RequestTable
 from inference_service.execution.step_buffers import HostArrays, StepBuffers, StepInputs, StepShape
-from lorikeet_kernels.linear import ROW_TILE
-from lorikeet_kernels.sampling import SamplingBatch
+from lorikeet_kernels.dense.linear import ROW_TILE
+from lorikeet_kernels.sampling.sampling import SamplingBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,6 +218,6 @@ class BatchBuilder:
         host.position[count:] = 0
 
     def _padded(self, num_rows: int) -> int:
-        # On a CPU every projection wants whole tiles of rows (lorikeet_kernels.linear says why): filling the
-        # batch up once is cheaper than filling each projection's input.
+        # On a CPU every projection wants whole tiles of rows (lorikeet_kernels.dense.linear says why): to
+        # fill the batch up once is cheaper than filling each projection's input.
         return -(-num_rows // ROW_TILE) * ROW_TILE if self._device.type == "cpu" else num_rows

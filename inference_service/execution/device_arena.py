@@ -14,7 +14,7 @@ from inference_service.execution.arena_copy import ArenaCopy, CpuCopy, CudaCopy
 from inference_service.execution.device_copy import to_device
 from inference_service.execution.host_pool import PinnedHostPool
 from lorikeet_contract.manifest import padded_rank
-from lorikeet_kernels.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_tables import LoraTables
 
 # Of an adapter that is moved within the arena, at a time: bounds what a move takes beside the arena.
 _MOVE_BYTES = 16 << 20

@@ -8,11 +8,11 @@ import torch
 from inference_service.execution.step_buffers import StepInputs
 from inference_service.layers.batch import ForwardBatch, LayerCache, LoraBatch
 from inference_service.layers.decoder import Decoder
-from lorikeet_kernels.attention_metadata import AttentionMetadata
-from lorikeet_kernels.lora_segments import LoraSegments, make_lora_segments
-from lorikeet_kernels.lora_tables import LoraTables
-from lorikeet_kernels.lora_workspace import LoraWorkspace
-from lorikeet_kernels.pending_tokens import pending_tokens
+from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.lora.lora_segments import LoraSegments, make_lora_segments
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.sampling.pending_tokens import pending_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)

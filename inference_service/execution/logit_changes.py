@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from inference_service.execution.device_copy import to_device
 from inference_service.execution.request_table import RequestState, RequestTable
 from inference_service.execution.token_masks import TokenMasks
-from lorikeet_kernels.penalties import IN_OUTPUT, IN_PROMPT, Penalties, penalize
-from lorikeet_kernels.token_bitmask import token_bitmask
+from lorikeet_kernels.sampling.penalties import IN_OUTPUT, IN_PROMPT, Penalties, penalize
+from lorikeet_kernels.sampling.token_bitmask import token_bitmask
 
 _MASK = float("-inf")
 

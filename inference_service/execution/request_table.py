@@ -50,7 +50,7 @@ class RequestTable:
     """Rows of token ids, block ids and parameters, so that a batch is gathered by array indexing.
 
     A sampled token's place in `tokens` holds -1 - row until the host knows it: the device keeps each row's
-    last token and reads it from there (lorikeet_kernels.pending_tokens).
+    last token and reads it from there (lorikeet_kernels.sampling.pending_tokens).
 
     The scheduler bounds running requests and their length; exceeding either here is a bug of ours.
     """

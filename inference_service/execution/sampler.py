@@ -10,8 +10,8 @@ from inference_service.domain.sampling import SamplingParams
 from inference_service.execution.device_copy import to_device, to_host
 from inference_service.execution.logit_changes import LogitChanges
 from inference_service.execution.request_table import RequestState, RequestTable, signed_seed
-from lorikeet_kernels.logprobs import token_logprobs
-from lorikeet_kernels.sampling import SamplingBatch, sample
+from lorikeet_kernels.sampling.logprobs import token_logprobs
+from lorikeet_kernels.sampling.sampling import SamplingBatch, sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)

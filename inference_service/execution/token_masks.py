@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from inference_service.domain.structured_output import TokenMatcher
 from inference_service.execution.request_table import RequestState, RequestTable
-from lorikeet_kernels.token_bitmask import num_mask_words
+from lorikeet_kernels.sampling.token_bitmask import num_mask_words
 
 _ALL = np.int32(-1)
 _NOTHING_LEFT = (

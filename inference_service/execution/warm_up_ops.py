@@ -11,9 +11,9 @@ from inference_service.layers.decoder import Decoder
 from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.linear import Linear
 from inference_service.layers.moe import Moe
-from lorikeet_kernels.moe_experts import ExpertProjection, ExpertsLora
-from lorikeet_kernels.mxfp4 import Mxfp4Weight
-from lorikeet_kernels.paged_attention import MAX_DIM
+from lorikeet_kernels.attention.paged_attention import MAX_DIM
+from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora
+from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.warm_up import warm_up_linear, warm_up_moe
 from lorikeet_kernels.warm_up_base import warm_up_attention, warm_up_experts, warm_up_sampling
 

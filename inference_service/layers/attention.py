@@ -7,8 +7,8 @@ import torch
 from inference_service.layers.batch import ForwardBatch, LayerCache
 from inference_service.layers.head_steps import HeadStep
 from inference_service.layers.linear import Linear
-from lorikeet_kernels.attention_inputs import attention_inputs
-from lorikeet_kernels.paged_attention import paged_attention
+from lorikeet_kernels.attention.attention_inputs import attention_inputs
+from lorikeet_kernels.attention.paged_attention import paged_attention
 
 
 @dataclass(frozen=True, slots=True)

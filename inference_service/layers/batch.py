@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from lorikeet_kernels.attention_metadata import AttentionMetadata
-from lorikeet_kernels.lora_segments import LoraSegments
-from lorikeet_kernels.lora_tables import LoraTables
+from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.lora.lora_segments import LoraSegments
+from lorikeet_kernels.lora.lora_tables import LoraTables
 
 
 @dataclass(frozen=True, slots=True)

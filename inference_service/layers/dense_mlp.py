@@ -4,7 +4,7 @@ import torch
 
 from inference_service.layers.batch import LoraBatch
 from inference_service.layers.linear import Linear
-from lorikeet_kernels.gated_activation import gated_activation
+from lorikeet_kernels.dense.gated_activation import gated_activation
 
 
 class DenseMlp:

@@ -3,8 +3,8 @@
 import torch
 
 from inference_service.layers.batch import LoraBatch
-from lorikeet_kernels.embedding import embedding
-from lorikeet_kernels.lora_embedding import lora_embedding
+from lorikeet_kernels.dense.embedding import embedding
+from lorikeet_kernels.lora.lora_embedding import lora_embedding
 
 
 class Embedding:

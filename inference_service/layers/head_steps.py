@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from lorikeet_kernels.head_norm import head_norm
-from lorikeet_kernels.rotary import rotary
+from lorikeet_kernels.attention.head_norm import head_norm
+from lorikeet_kernels.attention.rotary import rotary
 
 HeadStep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Changes queries [T, Hq, D] and keys [T, Hkv, D], views of one projection, at positions [T]."""

@@ -11,9 +11,9 @@ import torch
 from inference_service.layers.batch import ForwardBatch, LayerCache
 from inference_service.layers.linear import Linear
 from inference_service.layers.norm import RmsNorm
-from lorikeet_kernels.kv_write import kv_write
-from lorikeet_kernels.paged_attention import paged_attention
-from lorikeet_kernels.rotary import rotary
+from lorikeet_kernels.attention.kv_write import kv_write
+from lorikeet_kernels.attention.paged_attention import paged_attention
+from lorikeet_kernels.attention.rotary import rotary
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from inference_service.layers.batch import LoraBatch
-from lorikeet_kernels.linear import linear
-from lorikeet_kernels.lora_linear import lora_linear
+from lorikeet_kernels.dense.linear import linear
+from lorikeet_kernels.lora.lora_linear import lora_linear
 
 
 @dataclass(frozen=True, slots=True)

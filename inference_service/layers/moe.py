@@ -8,15 +8,15 @@ import torch
 from inference_service.layers.batch import LoraBatch
 from inference_service.layers.linear import Linear
 from inference_service.layers.shared_expert import SharedExpert
-from lorikeet_kernels.expert_linear import ExpertWeight, expert_linear
-from lorikeet_kernels.gated_activation import GatedActivation, gated_activation
-from lorikeet_kernels.moe_experts import ExpertProjection, ExpertsLora, moe_experts
-from lorikeet_kernels.moe_groups import make_moe_groups
-from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
-from lorikeet_kernels.moe_sum import moe_sum
-from lorikeet_kernels.mxfp4 import Mxfp4Weight
-from lorikeet_kernels.mxfp4_layout import Mxfp4DeviceWeight
-from lorikeet_kernels.row_order import RowOrder
+from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation
+from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.experts.expert_linear import ExpertWeight, expert_linear
+from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, moe_experts
+from lorikeet_kernels.experts.moe_sum import moe_sum
+from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
+from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight
+from lorikeet_kernels.lora.moe_groups import make_moe_groups
+from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 
 Routing = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Logits [T, E] to topk_weights [T, K] float32 and topk_ids [T, K] int32."""

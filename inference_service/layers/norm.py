@@ -2,7 +2,7 @@
 
 import torch
 
-from lorikeet_kernels.rms_norm import rms_norm
+from lorikeet_kernels.dense.rms_norm import rms_norm
 
 
 class RmsNorm:

@@ -47,7 +47,7 @@ from inference_service.models.spec import (
     MoeSpec,
     SharedExpertSpec,
 )
-from lorikeet_kernels.row_order import RowOrder
+from lorikeet_kernels.dense.row_order import RowOrder
 
 
 class ModelBuilder:

@@ -9,10 +9,10 @@ from inference_service.models.checkpoint import WeightSource
 from inference_service.models.errors import CheckpointError
 from inference_service.models.spec import ExpertLinearSpec, ExpertsSpec, FusedWeights, Mxfp4Weights
 from lorikeet_contract.schema import RowOrder
-from lorikeet_kernels.moe_experts import device_expert_weight
-from lorikeet_kernels.mxfp4 import BLOCK, NAN_SCALE, Mxfp4Weight
-from lorikeet_kernels.row_order import RowOrder as RowOrderName
-from lorikeet_kernels.row_order import slice_columns
+from lorikeet_kernels.dense.row_order import RowOrder as RowOrderName
+from lorikeet_kernels.dense.row_order import slice_columns
+from lorikeet_kernels.experts.moe_experts import device_expert_weight
+from lorikeet_kernels.experts.mxfp4 import BLOCK, NAN_SCALE, Mxfp4Weight
 
 # MXFP4 values reach 6 times 2 ** (scale - 127), float32 reaches almost 2 ** 128.
 _MAX_SCALE = 252

@@ -16,8 +16,8 @@ from inference_service.models.spec import (
     SoftmaxRouting,
 )
 from lorikeet_contract.schema import ParameterLayout, RowOrder
-from lorikeet_kernels.gated_activation import GatedActivation
-from lorikeet_kernels.mxfp4 import BLOCK
+from lorikeet_kernels.dense.gated_activation import GatedActivation
+from lorikeet_kernels.experts.mxfp4 import BLOCK
 
 ARCHITECTURES = ("GptOssForCausalLM",)
 MODEL_TYPES = ("gpt_oss",)

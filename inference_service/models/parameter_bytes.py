@@ -4,7 +4,7 @@ import torch
 
 from inference_service.models.linear_spec import LinearSpec
 from inference_service.models.spec import ExpertLinearSpec, LayerSpec, ModelSpec, Mxfp4Weights
-from lorikeet_kernels.mxfp4 import BLOCK
+from lorikeet_kernels.experts.mxfp4 import BLOCK
 
 # A block of MXFP4 is 16 bytes of elements and one of scale.
 _PACKED_BLOCK_BYTES = BLOCK // 2 + 1

@@ -14,7 +14,7 @@ from inference_service.models.spec import (
     SoftmaxRouting,
 )
 from inference_service.models.spec import Routing as RoutingSpec
-from lorikeet_kernels.routing import (
+from lorikeet_kernels.experts.routing import (
     route_sigmoid,
     route_sigmoid_grouped,
     route_softmax,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inference_service.models.attention_spec import AnyAttentionSpec
 from inference_service.models.linear_spec import LinearSpec, Module, SiteSpec
 from lorikeet_contract.schema import ParameterLayout, RowOrder
-from lorikeet_kernels.gated_activation import SILU, GatedActivation
+from lorikeet_kernels.dense.gated_activation import SILU, GatedActivation
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lorikeet_kernels.bench_problem import (
+from lorikeet_kernels.benchmarking.bench_problem import (
     DENSE,
     MODELS,
     DenseSites,
@@ -20,12 +20,12 @@ from lorikeet_kernels.bench_problem import (
     num_layers,
     num_sets,
 )
-from lorikeet_kernels.graph_timing import time_interleaved
-from lorikeet_kernels.lora_linear import lora_linear
-from lorikeet_kernels.lora_tables import LoraTables
-from lorikeet_kernels.lora_workspace import LoraWorkspace
-from lorikeet_kernels.moe_groups import MoeGroups, make_moe_groups
-from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
+from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
+from lorikeet_kernels.lora.lora_linear import lora_linear
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.moe_groups import MoeGroups, make_moe_groups
+from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.tiling import is_ungrouped
 
 

@@ -15,22 +15,22 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from lorikeet_kernels.attention_inputs import attention_inputs
-from lorikeet_kernels.attention_metadata import AttentionMetadata
-from lorikeet_kernels.bench_problem import MODELS, MoeModel
-from lorikeet_kernels.device_name import device_name
-from lorikeet_kernels.expert_blocks import expert_blocks
-from lorikeet_kernels.gated_activation import SILU, GatedActivation
-from lorikeet_kernels.graph_timing import time_interleaved
-from lorikeet_kernels.moe_experts import ExpertProjection, moe_experts
-from lorikeet_kernels.mxfp4 import Mxfp4Weight
-from lorikeet_kernels.mxfp4_layout import lay_out_mxfp4
-from lorikeet_kernels.paged_attention import paged_attention
-from lorikeet_kernels.penalties import Penalties, penalize
-from lorikeet_kernels.rms_norm import rms_norm
-from lorikeet_kernels.routing import route_softmax
-from lorikeet_kernels.sampling import SamplingBatch, sample
-from lorikeet_kernels.token_bitmask import num_mask_words, token_bitmask
+from lorikeet_kernels.attention.attention_inputs import attention_inputs
+from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.attention.paged_attention import paged_attention
+from lorikeet_kernels.benchmarking.bench_problem import MODELS, MoeModel
+from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
+from lorikeet_kernels.dense.gated_activation import SILU, GatedActivation
+from lorikeet_kernels.dense.rms_norm import rms_norm
+from lorikeet_kernels.experts.expert_blocks import expert_blocks
+from lorikeet_kernels.experts.moe_experts import ExpertProjection, moe_experts
+from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
+from lorikeet_kernels.experts.mxfp4_layout import lay_out_mxfp4
+from lorikeet_kernels.experts.routing import route_softmax
+from lorikeet_kernels.launch.device_name import device_name
+from lorikeet_kernels.sampling.penalties import Penalties, penalize
+from lorikeet_kernels.sampling.sampling import SamplingBatch, sample
+from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
 
 FLOOR_BYTES_PER_S = 4.3e12
 FLOOR_FLOP_PER_S = 790e12

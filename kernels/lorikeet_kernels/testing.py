@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from lorikeet_kernels.lora_tables import LoraTables
-from lorikeet_kernels.lora_weights import site_a, site_b, site_num_a, site_rank
-from lorikeet_kernels.row_order import RowOrder, slice_columns
+from lorikeet_kernels.dense.row_order import RowOrder, slice_columns
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_weights import site_a, site_b, site_num_a, site_rank
 
 ALIGNMENT_BYTES = 256
 RANK_MULTIPLE = 8

@@ -16,12 +16,19 @@ from typing import Any
 
 import torch
 
-from lorikeet_kernels.bench_problem import DENSE, MODELS
-from lorikeet_kernels.graph_timing import time_interleaved
+from lorikeet_kernels.benchmarking.bench_problem import DENSE, MODELS
+from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
+from lorikeet_kernels.benchmarking.tune_cases import Case, Launch, Tiles, dense_cases, moe_cases
+from lorikeet_kernels.benchmarking.tune_plan import (
+    TunePoint,
+    candidates,
+    is_done,
+    points_of,
+    points_of_trace,
+    to_json,
+)
 from lorikeet_kernels.tiling import select_tiles
 from lorikeet_kernels.tiling.tile_table import TileEntry, TileTable, file_of, parse
-from lorikeet_kernels.tune_cases import Case, Launch, Tiles, dense_cases, moe_cases
-from lorikeet_kernels.tune_plan import TunePoint, candidates, is_done, points_of, points_of_trace, to_json
 
 UNMEASURED = "a card without a table"
 

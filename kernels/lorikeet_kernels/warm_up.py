@@ -6,14 +6,14 @@ values), so one launch for each distinct choice of tiles covers all batches up t
 
 import torch
 
-from lorikeet_kernels.group_blocks import block_capacity
-from lorikeet_kernels.lora_linear import lora_linear
-from lorikeet_kernels.lora_segments import make_lora_segments
-from lorikeet_kernels.lora_tables import LoraTables
-from lorikeet_kernels.lora_workspace import LoraWorkspace
-from lorikeet_kernels.moe_groups import make_moe_groups
-from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
-from lorikeet_kernels.row_order import RowOrder
+from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.lora.group_blocks import block_capacity
+from lorikeet_kernels.lora.lora_linear import lora_linear
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.moe_groups import make_moe_groups
+from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.tiling import (
     OpShape,
     is_alone,

@@ -8,18 +8,18 @@ from itertools import product
 
 import torch
 
-from lorikeet_kernels.attention_metadata import AttentionMetadata
-from lorikeet_kernels.device_name import device_name
-from lorikeet_kernels.expert_blocks import cut_kind
-from lorikeet_kernels.gated_activation import GatedActivation
-from lorikeet_kernels.moe_experts import ExpertProjection, ExpertsLora, experts_kind, moe_experts
-from lorikeet_kernels.paged_attention import paged_attention
-from lorikeet_kernels.penalties import Penalties, penalize
-from lorikeet_kernels.sample_rows import FEW_ROWS, sample_rows
+from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.attention.paged_attention import paged_attention
+from lorikeet_kernels.dense.gated_activation import GatedActivation
+from lorikeet_kernels.experts.expert_blocks import cut_kind
+from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_kind, moe_experts
+from lorikeet_kernels.launch.device_name import device_name
+from lorikeet_kernels.sampling.penalties import Penalties, penalize
+from lorikeet_kernels.sampling.sample_rows import FEW_ROWS, sample_rows
+from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
 from lorikeet_kernels.tiling import is_ungrouped
 from lorikeet_kernels.tiling.attention_tiles import select_decode
 from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
-from lorikeet_kernels.token_bitmask import num_mask_words, token_bitmask
 
 
 def warm_up_experts(

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from inference_service.models import CheckpointError, LoadedModel, describe_model, load_model
 from inference_service.models import weight_reader as weight_reader_module
 from inference_service.models.stored_tensors import TensorShape, stored_tensors
-from lorikeet_kernels.mxfp4 import Mxfp4Weight
-from lorikeet_kernels.mxfp4_layout import lay_out_mxfp4
+from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
+from lorikeet_kernels.experts.mxfp4_layout import lay_out_mxfp4
 from tests.support import tiny_gpt_oss, tiny_model
 
 

@@ -3,11 +3,15 @@
 import pytest
 import torch
 
-from lorikeet_kernels.attention_inputs import attention_inputs, attention_inputs_reference
-from lorikeet_kernels.attention_metadata import AttentionMetadata
-from lorikeet_kernels.gated_activation import GatedActivation, gated_activation, gated_activation_reference
-from lorikeet_kernels.paged_attention import paged_attention
-from lorikeet_kernels.rms_norm import rms_norm, rms_norm_reference
+from lorikeet_kernels.attention.attention_inputs import attention_inputs, attention_inputs_reference
+from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.attention.paged_attention import paged_attention
+from lorikeet_kernels.dense.gated_activation import (
+    GatedActivation,
+    gated_activation,
+    gated_activation_reference,
+)
+from lorikeet_kernels.dense.rms_norm import rms_norm, rms_norm_reference
 from lorikeet_kernels.testing import relative_error
 
 GPU = torch.device("cuda")

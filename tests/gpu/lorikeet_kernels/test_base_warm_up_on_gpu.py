@@ -6,18 +6,18 @@ import pytest
 import torch
 import triton
 
-from lorikeet_kernels.attention_metadata import AttentionMetadata
-from lorikeet_kernels.gated_activation import GatedActivation
-from lorikeet_kernels.lora_segments import make_lora_segments
-from lorikeet_kernels.lora_workspace import LoraWorkspace
-from lorikeet_kernels.moe_experts import ExpertProjection, ExpertsLora, moe_experts
-from lorikeet_kernels.mxfp4 import Mxfp4Weight
-from lorikeet_kernels.mxfp4_layout import lay_out_mxfp4
-from lorikeet_kernels.paged_attention import paged_attention
-from lorikeet_kernels.penalties import Penalties, penalize
-from lorikeet_kernels.sampling import SamplingBatch, sample
+from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.attention.paged_attention import paged_attention
+from lorikeet_kernels.dense.gated_activation import GatedActivation
+from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, moe_experts
+from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
+from lorikeet_kernels.experts.mxfp4_layout import lay_out_mxfp4
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.sampling.penalties import Penalties, penalize
+from lorikeet_kernels.sampling.sampling import SamplingBatch, sample
+from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
-from lorikeet_kernels.token_bitmask import num_mask_words, token_bitmask
 from lorikeet_kernels.warm_up import warm_up_moe
 from lorikeet_kernels.warm_up_base import warm_up_attention, warm_up_experts, warm_up_sampling
 

@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from lorikeet_kernels.lora_embedding import lora_embedding
-from lorikeet_kernels.lora_linear import lora_linear
-from lorikeet_kernels.lora_segments import make_lora_segments
-from lorikeet_kernels.lora_tables import LoraTables
-from lorikeet_kernels.lora_workspace import LoraWorkspace
-from lorikeet_kernels.routing import (
+from lorikeet_kernels.experts.routing import (
     route_sigmoid,
     route_sigmoid_grouped,
     route_sigmoid_grouped_reference,
@@ -16,6 +11,11 @@ from lorikeet_kernels.routing import (
     route_softmax,
     route_softmax_reference,
 )
+from lorikeet_kernels.lora.lora_embedding import lora_embedding
+from lorikeet_kernels.lora.lora_linear import lora_linear
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.testing import TOLERANCE, SiteShape, SlotSite, make_tables, relative_error
 
 GPU = torch.device("cuda")

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from lorikeet_kernels.expert_blocks import expert_blocks, expert_blocks_reference
-from lorikeet_kernels.expert_gemm import expert_gemm
-from lorikeet_kernels.gated_activation import GatedActivation, gated_activation_reference
-from lorikeet_kernels.moe_experts import ExpertProjection, device_expert_weight, moe_experts
-from lorikeet_kernels.moe_sum import moe_sum_parts, sum_pairs
-from lorikeet_kernels.mxfp4 import Mxfp4Weight, dequantize_mxfp4
-from lorikeet_kernels.mxfp4_layout import Mxfp4DeviceWeight, lay_out_mxfp4
-from lorikeet_kernels.mxfp4_linear import mxfp4_linear
-from lorikeet_kernels.row_order import RowOrder
+from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation_reference
+from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.experts.expert_blocks import expert_blocks, expert_blocks_reference
+from lorikeet_kernels.experts.expert_gemm import expert_gemm
+from lorikeet_kernels.experts.moe_experts import ExpertProjection, device_expert_weight, moe_experts
+from lorikeet_kernels.experts.moe_sum import moe_sum_parts, sum_pairs
+from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight, dequantize_mxfp4
+from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight, lay_out_mxfp4
+from lorikeet_kernels.experts.mxfp4_linear import mxfp4_linear
 from lorikeet_kernels.testing import relative_error
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 

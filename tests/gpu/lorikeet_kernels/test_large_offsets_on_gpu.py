@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from lorikeet_kernels.lora_linear import lora_linear
-from lorikeet_kernels.lora_segments import make_lora_segments
-from lorikeet_kernels.lora_tables import LoraTables
-from lorikeet_kernels.lora_workspace import LoraWorkspace
-from lorikeet_kernels.moe_groups import make_moe_groups
-from lorikeet_kernels.moe_lora import moe_lora_gate_up
+from lorikeet_kernels.lora.lora_linear import lora_linear
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.moe_groups import make_moe_groups
+from lorikeet_kernels.lora.moe_lora import moe_lora_gate_up
 from lorikeet_kernels.testing import TOLERANCE, relative_error
 
 GPU = torch.device("cuda")

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from lorikeet_kernels.lora_segments import make_lora_segments
-from lorikeet_kernels.lora_tables import LoraTables
-from lorikeet_kernels.lora_workspace import LoraWorkspace
-from lorikeet_kernels.moe_groups import make_moe_groups
-from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
-from lorikeet_kernels.row_order import RowOrder
+from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.moe_groups import make_moe_groups
+from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.testing import TOLERANCE, SiteShape, SlotSite, make_tables, relative_error
 
 EXPERTS, TOP_K = 8, 2

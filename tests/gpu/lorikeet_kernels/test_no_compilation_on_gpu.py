@@ -5,11 +5,11 @@ import time
 import torch
 import triton
 
-from lorikeet_kernels.lora_linear import lora_linear
-from lorikeet_kernels.lora_segments import make_lora_segments
-from lorikeet_kernels.lora_workspace import LoraWorkspace
-from lorikeet_kernels.moe_groups import make_moe_groups
-from lorikeet_kernels.moe_lora import moe_lora_down, moe_lora_gate_up
+from lorikeet_kernels.lora.lora_linear import lora_linear
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.moe_groups import make_moe_groups
+from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
 from lorikeet_kernels.warm_up import warm_up_linear, warm_up_moe
 

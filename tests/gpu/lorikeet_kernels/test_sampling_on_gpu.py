@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lorikeet_kernels.penalties import Penalties, penalize, penalize_reference
-from lorikeet_kernels.sampling import SamplingBatch, sample, sample_reference
-from lorikeet_kernels.top_k_bounds import top_k_bounds, top_k_bounds_reference
+from lorikeet_kernels.sampling.penalties import Penalties, penalize, penalize_reference
+from lorikeet_kernels.sampling.sampling import SamplingBatch, sample, sample_reference
+from lorikeet_kernels.sampling.top_k_bounds import top_k_bounds, top_k_bounds_reference
 
 GPU = torch.device("cuda")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lorikeet_kernels.token_bitmask import num_mask_words, token_bitmask, token_bitmask_reference
+from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask, token_bitmask_reference
 
 GPU = torch.device("cuda")
 

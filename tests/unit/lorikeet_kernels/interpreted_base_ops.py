@@ -12,28 +12,32 @@ from typing import Any
 import torch
 from triton.runtime import interpreter
 
-from lorikeet_kernels.attention_inputs import attention_inputs_reference, prepare_heads
-from lorikeet_kernels.attention_metadata import AttentionMetadata
-from lorikeet_kernels.expert_blocks import cut_blocks, expert_blocks_reference
-from lorikeet_kernels.expert_gemm import expert_gemm
-from lorikeet_kernels.expert_linear import expert_linear_reference
-from lorikeet_kernels.gated_activation import GatedActivation, activate_rows, gated_activation_reference
-from lorikeet_kernels.lora_segments import make_lora_segments
-from lorikeet_kernels.moe_groups import make_moe_groups
-from lorikeet_kernels.moe_sum import moe_sum_parts_reference, moe_sum_reference, sum_pairs, sum_parts
-from lorikeet_kernels.paged_attention import paged_attention_reference
-from lorikeet_kernels.paged_decode import paged_decode
-from lorikeet_kernels.paged_prefill import paged_prefill
-from lorikeet_kernels.penalties import Penalties, penalize_reference, penalize_rows
-from lorikeet_kernels.pending_tokens import pending_tokens_reference, read_pending
-from lorikeet_kernels.rms_norm import norm_rows, rms_norm_reference
-from lorikeet_kernels.sample_rows import sample_rows
-from lorikeet_kernels.sampling import SamplingBatch, sample_reference
+from lorikeet_kernels.attention.attention_inputs import attention_inputs_reference, prepare_heads
+from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.attention.paged_attention import paged_attention_reference
+from lorikeet_kernels.attention.paged_decode import paged_decode
+from lorikeet_kernels.attention.paged_prefill import paged_prefill
+from lorikeet_kernels.dense.gated_activation import GatedActivation, activate_rows, gated_activation_reference
+from lorikeet_kernels.dense.rms_norm import norm_rows, rms_norm_reference
+from lorikeet_kernels.experts.expert_blocks import cut_blocks, expert_blocks_reference
+from lorikeet_kernels.experts.expert_gemm import expert_gemm
+from lorikeet_kernels.experts.expert_linear import expert_linear_reference
+from lorikeet_kernels.experts.moe_sum import moe_sum_parts_reference, moe_sum_reference, sum_pairs, sum_parts
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.moe_groups import make_moe_groups
+from lorikeet_kernels.sampling.penalties import Penalties, penalize_reference, penalize_rows
+from lorikeet_kernels.sampling.pending_tokens import pending_tokens_reference, read_pending
+from lorikeet_kernels.sampling.sample_rows import sample_rows
+from lorikeet_kernels.sampling.sampling import SamplingBatch, sample_reference
+from lorikeet_kernels.sampling.token_bitmask import (
+    num_mask_words,
+    token_bitmask_reference,
+    token_bitmask_rows,
+)
+from lorikeet_kernels.sampling.top_k_bounds import top_k_bounds, top_k_bounds_reference
 from lorikeet_kernels.testing import TOLERANCE, relative_error
 from lorikeet_kernels.tiling.attention_tiles import DecodeTiles, PrefillTiles
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
-from lorikeet_kernels.token_bitmask import num_mask_words, token_bitmask_reference, token_bitmask_rows
-from lorikeet_kernels.top_k_bounds import top_k_bounds, top_k_bounds_reference
 
 _patch_tensor = interpreter._patch_lang_tensor
 

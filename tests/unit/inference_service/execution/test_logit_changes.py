@@ -12,7 +12,7 @@ from inference_service.domain.step import NewRequest
 from inference_service.execution.logit_changes import LogitChanges
 from inference_service.execution.request_table import RequestState, RequestTable
 from inference_service.execution.sampler import TokenSampler
-from lorikeet_kernels.sampling import NO_TOKEN
+from lorikeet_kernels.sampling.sampling import NO_TOKEN
 from tests.support.sampling_reference import Asked, changed, kept
 
 VOCAB = 40

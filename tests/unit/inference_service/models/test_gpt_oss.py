@@ -19,7 +19,7 @@ from inference_service.models import (
     parameter_bytes,
 )
 from lorikeet_contract.schema import SiteKind
-from lorikeet_kernels.mxfp4 import Mxfp4Weight
+from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from tests.support.fixtures import FIXTURES
 from tests.support.lora_schemas import SCHEMAS
 from tests.support.runner import GREEDY, DrivenRequest, drive, make_backend

@@ -1,0 +1,1 @@
+"""From the fused projection to attention's output: heads' norm, rotation, cache write, paged attention."""

@@ -1,0 +1,1 @@
+"""What the benches and the tuner share: problems, timing by graph, plans."""

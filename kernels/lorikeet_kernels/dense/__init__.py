@@ -1,0 +1,1 @@
+"""What any layer of a transformer is made of: embedding, projection, norm, activation."""

@@ -1,0 +1,104 @@
+"""The gated activation between an MLP's two matrices.
+
+    y = g / (1 + exp(-alpha g)) * (u + up_offset)
+
+g is the gate and u is up; with a limit, first g = min(g, limit) and u = min(max(u, -limit), limit). The
+defaults are silu(gate) * up.
+
+Shapes: gate_up [..., 2I], out [..., I]. Rows hold [gate | up], or g0, u0, g1, u1, ... where `row_order` is
+"interleaved". Computes in float32, rounds once. A NaN stays one: a minimum or maximum that drops it would
+hide a broken request.
+"""
+
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from lorikeet_kernels.dense.row_order import RowOrder, slice_columns
+
+
+@dataclass(frozen=True, slots=True)
+class GatedActivation:
+    """The constants of a model's gated activation; see this module's docstring."""
+
+    alpha: float = 1.0
+    limit: float | None = None
+    up_offset: float = 0.0
+
+
+SILU = GatedActivation()
+
+
+def gated_activation_reference(
+    gate_up: torch.Tensor, activation: GatedActivation = SILU, *, row_order: RowOrder = "concatenated"
+) -> torch.Tensor:
+    """See `gated_activation`."""
+    width = gate_up.shape[-1]
+    gate, up = (gate_up[..., slice_columns(row_order, width, index)].float() for index in range(2))
+    if activation.limit is not None:
+        gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+    gated = gate * torch.sigmoid(activation.alpha * gate)
+    return (gated * (up + activation.up_offset)).to(gate_up.dtype)
+
+
+@triton.jit
+def _gated_activation_kernel(
+    out_ptr, gate_up_ptr, alpha, limit, up_offset,
+    INNER: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_LIMIT: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < INNER
+    at = gate_up_ptr + row * (2 * INNER)
+    if INTERLEAVED:
+        both = tl.program_id(1) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
+        loaded = tl.load(at + both, mask=both < 2 * INNER, other=0.0).to(tl.float32)
+        gate, up = tl.split(tl.reshape(loaded, [BLOCK, 2]))
+    else:
+        gate = tl.load(at + column, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(at + INNER + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_LIMIT:  # comparisons keep a NaN, minimum and maximum may not
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    y = gate / (1.0 + tl.exp(-alpha * gate)) * (up + up_offset)
+    tl.store(out_ptr + row * INNER + column, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def activate_rows(
+    gate_up: torch.Tensor, out: torch.Tensor, activation: GatedActivation, row_order: RowOrder
+) -> torch.Tensor:
+    """Launch over contiguous rows; `gated_activation` on a GPU, and what the interpreter tests."""
+    inner = out.shape[-1]
+    num_rows = out.numel() // inner
+    block = 512
+    pdl = out.device.type == "cuda"
+    limit = activation.limit
+    if num_rows > 0:
+        _gated_activation_kernel[(num_rows, triton.cdiv(inner, block))](
+            out, gate_up, activation.alpha, 0.0 if limit is None else limit, activation.up_offset,
+            INNER=inner, INTERLEAVED=row_order == "interleaved", HAS_LIMIT=limit is not None, BLOCK=block,
+            PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {}),
+        )  # fmt: skip
+    return out
+
+
+def gated_activation(
+    gate_up: torch.Tensor, activation: GatedActivation = SILU, *, row_order: RowOrder = "concatenated"
+) -> torch.Tensor:
+    """Return the activation of `gate_up`, a new tensor."""
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gated_activation: last dimension of {tuple(gate_up.shape)} is odd")
+    if gate_up.device.type == "cpu":
+        return gated_activation_reference(gate_up, activation, row_order=row_order)
+    out = gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
+    return activate_rows(gate_up.contiguous(), out, activation, row_order)

@@ -1,0 +1,197 @@
+"""The experts of a MoE layer on a GPU: both GEMMs with what follows them fused, LoRA between, the top-k sum.
+
+Three launches beside the cut of the pairs into blocks: gate_up with bias and activation, down with bias and
+routed weight, the sum. With adapters, decode batches get their delta added inside the same launches; prefill
+batches store gate_up's and down's rows, to which the LoRA ops add. Rows without an adapter have the same bits
+either way. The reference is `expert_linear`, `gated_activation` and `moe_sum` one after the other.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation
+from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, expert_blocks
+from lorikeet_kernels.experts.expert_gemm import expert_gemm
+from lorikeet_kernels.experts.moe_sum import moe_sum_parts, sum_pairs
+from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight, dequantize_mxfp4
+from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight, lay_out_mxfp4
+from lorikeet_kernels.experts.mxfp4_linear import mxfp4_linear
+from lorikeet_kernels.launch.device_name import device_name
+from lorikeet_kernels.lora.lora_segments import LoraSegments, make_lora_segments
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.moe_groups import make_moe_groups
+from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
+from lorikeet_kernels.tiling import is_ungrouped
+from lorikeet_kernels.tiling.expert_tiles import ExpertTiles, MoeShape, MoeTiles, Weights, select_experts
+
+DeviceExpertWeight = torch.Tensor | Mxfp4DeviceWeight
+"""[E, out, in] as the device's kernels read it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertProjection:
+    """One projection of all experts; `row_order` names gate_up's and is None for down."""
+
+    weight: DeviceExpertWeight
+    bias: torch.Tensor | None
+    row_order: RowOrder | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsLora:
+    """The adapters of a batch at a layer's two sites.
+
+    With `side`, a stream of lower priority, a decode batch's delta of down is made there beside the GEMM.
+    """
+
+    segments: LoraSegments
+    tables: LoraTables
+    gate_up_site: int
+    down_site: int
+    side: torch.cuda.Stream | None = None
+
+    def without_adapters(self, num_tokens: int) -> "ExpertsLora":
+        """The same sites for a batch whose rows are all the base model's, for warming up."""
+        device = self.segments.token_slot.device
+        slots = torch.full((num_tokens,), -1, dtype=torch.int32, device=device)
+        segments = make_lora_segments(slots, self.segments.num_slots, self.segments.workspace)
+        return replace(self, segments=segments)
+
+
+def device_expert_weight(
+    weight: torch.Tensor | Mxfp4Weight, dtype: torch.dtype, row_order: RowOrder | None
+) -> DeviceExpertWeight:
+    """What the kernels read of `weight`, made once at load. MXFP4 stays packed in bfloat16 models only."""
+    if isinstance(weight, torch.Tensor):
+        return weight
+    if dtype == torch.bfloat16:
+        return lay_out_mxfp4(weight, pairing=row_order)
+    return dequantize_mxfp4(weight, dtype)
+
+
+def moe_experts(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gate_up: ExpertProjection,
+    down: ExpertProjection,
+    activation: GatedActivation,
+    *,
+    lora: ExpertsLora | None = None,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """Return [T, H]: each row of `x` [T, H] through its own experts, weighted and summed. GPU only."""
+    out = torch.empty_like(x)
+    if x.shape[0] == 0:
+        return out
+    num_experts, num_rows, hidden = gate_up.weight.shape
+    shape = MoeShape(experts_kind(gate_up.weight), hidden, num_rows // 2, num_experts, topk_ids.numel())
+    tiles = select_experts(shape, device_name(x), batch_invariant=batch_invariant)
+    blocks = expert_blocks(topk_ids, num_experts, tiles.gate_up.block_rows)
+    if lora is not None and not is_ungrouped(topk_ids.numel(), num_experts, lora.segments.num_slots):
+        return _with_grouped_lora(
+            x, topk_weights, topk_ids, gate_up, down, activation, lora, tiles, blocks, out
+        )
+    delta = None
+    if lora is not None:
+        delta = x.new_empty((*topk_ids.shape, num_rows))
+        order = gate_up.row_order
+        assert order is not None
+        moe_lora_gate_up(
+            delta, x, topk_ids, None, lora.segments, lora.tables, lora.gate_up_site, order, accumulate=False
+        )
+    act = x.new_empty((*topk_ids.shape, num_rows // 2))
+    _project(x, gate_up, blocks, act, tiles.gate_up, activation=activation, delta=delta)
+    is_split, side = tiles.down.splits > 1, None if lora is None else lora.side
+    branch = None
+    if lora is not None:
+        delta = x.new_empty((*topk_ids.shape, hidden))
+        branch = partial(
+            moe_lora_down,
+            delta, act, topk_ids, topk_weights, None, lora.segments, lora.tables, lora.down_site,
+            accumulate=False,
+        )  # fmt: skip
+        if side is None:
+            branch()
+        else:
+            side.wait_stream(torch.cuda.current_stream(x.device))
+    shape_of_parts = (tiles.down.splits, *topk_ids.shape, hidden) if is_split else (*topk_ids.shape, hidden)
+    parts = x.new_empty(shape_of_parts, dtype=torch.float32 if is_split else x.dtype)
+    _project(
+        act, down, blocks, parts, tiles.down, topk_weights=None if is_split else topk_weights,
+        # no launch lies between gate_up and down, and gate_up is past the making of the blocks
+        weights_first=lora is None or side is not None,
+    )  # fmt: skip
+    if side is not None and branch is not None:
+        # Launched after the GEMM, whose programs then get the multiprocessors first. What it reads and writes
+        # is this stream's memory, which nobody gets before this stream has waited.
+        with torch.cuda.stream(side):
+            branch()
+        torch.cuda.current_stream(x.device).wait_stream(side)
+    is_next = side is None
+    if is_split:
+        return moe_sum_parts(
+            parts, out, topk_ids, topk_weights, bias=down.bias, delta=delta, is_dependent=is_next
+        )
+    return sum_pairs(parts, out, delta=delta, is_dependent=is_next)
+
+
+def _with_grouped_lora(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gate_up: ExpertProjection,
+    down: ExpertProjection,
+    activation: GatedActivation,
+    lora: ExpertsLora,
+    tiles: MoeTiles,
+    blocks: ExpertBlocks,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    num_experts, num_rows, hidden = gate_up.weight.shape
+    order = gate_up.row_order
+    assert order is not None
+    groups = make_moe_groups(topk_ids, lora.segments, num_experts)
+    rows = x.new_empty((*topk_ids.shape, num_rows))
+    _project(x, gate_up, blocks, rows, tiles.gate_up)
+    moe_lora_gate_up(rows, x, topk_ids, groups, lora.segments, lora.tables, lora.gate_up_site, order)
+    act = gated_activation(rows, activation, row_order=order)
+    pairs = x.new_empty((*topk_ids.shape, hidden))
+    _project(act, down, blocks, pairs, tiles.down, topk_weights=topk_weights)
+    moe_lora_down(pairs, act, topk_ids, topk_weights, groups, lora.segments, lora.tables, lora.down_site)
+    return sum_pairs(pairs, out)
+
+
+def experts_kind(weight: DeviceExpertWeight) -> Weights:
+    """How the tiles' tables call the storage of `weight`."""
+    if isinstance(weight, Mxfp4DeviceWeight):
+        return "mxfp4"
+    return "fp32" if weight.dtype == torch.float32 else "bf16"
+
+
+def _project(
+    x: torch.Tensor,
+    projection: ExpertProjection,
+    blocks: ExpertBlocks,
+    out: torch.Tensor,
+    tiles: ExpertTiles,
+    *,
+    topk_weights: torch.Tensor | None = None,
+    activation: GatedActivation | None = None,
+    delta: torch.Tensor | None = None,
+    weights_first: bool = False,
+) -> None:
+    bias = None if out.dim() == 4 else projection.bias  # split parts get theirs in the sum
+    if isinstance(projection.weight, Mxfp4DeviceWeight):
+        mxfp4_linear(
+            x, projection.weight, blocks, out, tiles, bias=bias, topk_weights=topk_weights,
+            activation=activation, delta=delta, weights_first=weights_first and tiles.kernel == "decode",
+        )  # fmt: skip
+        return
+    expert_gemm(
+        x, projection.weight, blocks, out, tiles, bias=bias, topk_weights=topk_weights,
+        activation=activation, row_order=projection.row_order, delta=delta,
+    )  # fmt: skip

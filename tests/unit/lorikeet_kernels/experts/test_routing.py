@@ -1,0 +1,79 @@
+"""Routing references: choice, weights, ties."""
+
+import pytest
+import torch
+
+from lorikeet_kernels.experts.routing import (
+    route_sigmoid,
+    route_sigmoid_grouped,
+    route_softmax,
+    route_softmax_grouped,
+)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+def test_softmax_renormalized_equals_softmax_of_chosen(num_tokens: int) -> None:
+    """Softmax over all then made to sum to 1 is a softmax over the chosen logits."""
+    logits = torch.randn(num_tokens, 32, generator=torch.Generator().manual_seed(3))
+    weights, ids = route_softmax(logits, 4, renormalize=True)
+    best = logits.topk(4, dim=1)
+    assert torch.equal(ids.long(), best.indices)
+    torch.testing.assert_close(weights, torch.softmax(best.values, dim=1))
+    assert weights.dtype == torch.float32
+    assert ids.dtype == torch.int32
+
+
+def test_softmax_plain_keeps_the_full_sum() -> None:
+    """Without renormalizing, weights are the softmax's own values."""
+    logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(3))
+    weights, ids = route_softmax(logits, 2, renormalize=False)
+    torch.testing.assert_close(weights, torch.softmax(logits, 1).gather(1, ids.long()))
+
+
+def test_ties_choose_the_lower_expert() -> None:
+    """Equal logits choose experts 0, 1, 2 in that order."""
+    _, ids = route_softmax(torch.zeros(2, 16), 3, renormalize=True)
+    assert ids.tolist() == [[0, 1, 2]] * 2
+
+
+def test_sigmoid_grouped_stays_within_the_best_groups() -> None:
+    """Experts come from the groups whose two best biased scores are largest; weights leave the bias out."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(13, 16, generator=generator)
+    bias = torch.randn(16, generator=generator)
+    weights, ids = route_sigmoid_grouped(
+        logits, bias, 4, num_groups=4, top_k_groups=2, renormalize=True, scale=2.5
+    )
+    for t in range(13):
+        biased = [(float(torch.sigmoid(logits[t, e]) + bias[e]), e) for e in range(16)]
+        totals = [sum(sorted((s for s, _ in biased[4 * g : 4 * g + 4]), reverse=True)[:2]) for g in range(4)]
+        best = sorted(range(4), key=lambda g: -totals[g])[:2]
+        allowed = [entry for entry in biased if entry[1] // 4 in best]
+        chosen = [e for _, e in sorted(allowed, reverse=True)[:4]]
+        assert ids[t].tolist() == chosen
+        plain = torch.sigmoid(logits[t, chosen])
+        torch.testing.assert_close(weights[t], plain / plain.sum() * 2.5)
+
+
+@pytest.mark.parametrize(("num_groups", "top_k_groups"), [(1, 1), (4, 2), (4, 4), (8, 3)])
+def test_softmax_grouped_stays_within_the_best_groups(num_groups: int, top_k_groups: int) -> None:
+    """A group counts by its best expert; weights are the whole softmax's, scaled."""
+    logits = torch.randn(13, 16, generator=torch.Generator().manual_seed(5))
+    weights, ids = route_softmax_grouped(
+        logits, 3, num_groups=num_groups, top_k_groups=top_k_groups, scale=16.0
+    )
+    size = 16 // num_groups
+    for t in range(13):
+        scores = torch.softmax(logits[t], 0).tolist()
+        best = sorted(range(num_groups), key=lambda g: -max(scores[g * size : (g + 1) * size]))
+        allowed = [e for e in range(16) if e // size in best[:top_k_groups]]
+        chosen = sorted(allowed, key=lambda e: -scores[e])[:3]
+        assert ids[t].tolist() == chosen
+        torch.testing.assert_close(weights[t], torch.tensor([scores[e] * 16.0 for e in chosen]))
+
+
+def test_sigmoid_top1() -> None:
+    """The chosen logit's own sigmoid is the weight."""
+    weights, ids = route_sigmoid(torch.tensor([[0.5, 2.0, -1.0]]), 1)
+    assert ids.tolist() == [[1]]
+    torch.testing.assert_close(weights, torch.sigmoid(torch.tensor([[2.0]])))
