@@ -116,7 +116,7 @@ def gpu_profile(profiler: Any, *, steps: int, rows: int, adapters: int, step_us:
     spans = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events()
-        if event.device_type is DeviceType.CUDA
+        if event.device_type == DeviceType.CUDA  # pybind makes a new object at each read
     )
     if not spans:
         raise RuntimeError("the profiler saw no kernel: CUPTI is missing, or this user may not use it")
