@@ -28,10 +28,10 @@ from inference_service.engine.messages import StepOutputs
 from inference_service.engine.step_pipeline import StepPipeline
 from inference_service.execution.backend import make_builder
 from inference_service.execution.config import BackendConfig
-from inference_service.execution.decode_shapes import default_sizes
 from inference_service.execution.model_runner import BatchModelRunner
 from inference_service.execution.request_table import RequestTable
 from inference_service.execution.sampler import SampledOnTheWay
+from inference_service.execution.step_shapes import default_sizes
 from inference_service.layers.batch import LayerCache
 from inference_service.scheduler.config import SchedulerConfig
 from inference_service.scheduler.scheduler import Scheduler

@@ -94,9 +94,12 @@ class Settings(BaseSettings):
     overlap: bool | None = Field(
         None, description="Schedule a step while the one before runs; default: on a GPU, not on a CPU."
     )
-    cuda_graphs: bool = Field(default=True, description="Replay decode steps as captured graphs on a GPU.")
+    cuda_graphs: bool = Field(default=True, description="Replay steps as captured graphs on a GPU.")
     graph_batch_sizes: str | None = Field(
-        None, description="Batch sizes of captured graphs, with commas; default: 1,2,4,8,16,24 and so on."
+        None, description="Requests of captured decode steps, or none; default: 1,2,4,8,16,24 and so on."
+    )
+    graph_token_counts: str | None = Field(
+        None, description="Tokens of captured steps with prompts, or none; default: 64,128,192 and so on."
     )
     lora_overlap: bool | None = Field(
         None, description="LoRA of experts on a second stream; default: where that was measured to be faster."
@@ -118,9 +121,9 @@ class Settings(BaseSettings):
             split_address(value)
         return value
 
-    @field_validator("graph_batch_sizes")
+    @field_validator("graph_batch_sizes", "graph_token_counts")
     @classmethod
-    def _check_graph_batch_sizes(cls, value: str | None) -> str | None:
+    def _check_sizes(cls, value: str | None) -> str | None:
         _read_sizes(value)
         return value
 
@@ -173,6 +176,7 @@ class Settings(BaseSettings):
             overlap=self.overlap,
             cuda_graphs=self.cuda_graphs,
             graph_batch_sizes=_read_sizes(self.graph_batch_sizes),
+            graph_token_counts=_read_sizes(self.graph_token_counts),
             lora_overlap=self.lora_overlap,
             num_threads=self.num_threads,
             num_load_threads=self.num_load_threads,
@@ -188,9 +192,13 @@ class Settings(BaseSettings):
 def _read_sizes(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
+    if text.strip() == "none":
+        return ()
     sizes = [part.strip() for part in text.split(",")]
     if not all(size.isascii() and size.isdecimal() and int(size) > 0 for size in sizes):
-        raise ValueError(f"{text!r} is no list of batch sizes; write numbers above 0 with commas: 1,2,4,8")
+        raise ValueError(
+            f"{text!r} is no list of sizes; write numbers above 0 with commas, such as 1,2,4,8, or none"
+        )
     return tuple(sorted({int(size) for size in sizes}))
 
 

@@ -17,7 +17,8 @@ class EngineConfig:
     every slot busy, the slot that was activated first takes no new requests, so that it falls idle.
     A failed load is tried again at the earliest after `load_retry_s`, doubled with each failure in a row.
     With `overlap` a step is launched before the one before it was collected; None: where the backend has a
-    device that works by itself. `cuda_graphs`, `graph_batch_sizes` and `lora_overlap` are the backend's.
+    device that works by itself. `cuda_graphs`, `graph_batch_sizes`,
+    `graph_token_counts` and `lora_overlap` are the backend's.
     A process that says nothing for `stall_timeout_s`, though asked, is killed and started again: longer than
     any step takes.
     """
@@ -51,6 +52,7 @@ class EngineConfig:
     overlap: bool | None = None
     cuda_graphs: bool = True
     graph_batch_sizes: tuple[int, ...] | None = None
+    graph_token_counts: tuple[int, ...] | None = None
     lora_overlap: bool | None = None
     max_adapter_wait_s: float = 120.0
     slot_patience_s: float = 0.5

@@ -187,6 +187,7 @@ def backend_config(config: EngineConfig) -> BackendConfig:
         gpu_memory_utilization=config.gpu_memory_utilization,
         cuda_graphs=config.cuda_graphs,
         graph_batch_sizes=config.graph_batch_sizes,
+        graph_token_counts=config.graph_token_counts,
         lora_overlap=config.lora_overlap,
     )
 

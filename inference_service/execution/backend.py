@@ -13,8 +13,6 @@ from inference_service.execution.adapter_layout import AdapterPlacer
 from inference_service.execution.batch_builder import BatchBuilder
 from inference_service.execution.compile_counter import CompileCounter
 from inference_service.execution.config import BackendConfig
-from inference_service.execution.decode_graphs import DecodeGraphs
-from inference_service.execution.decode_shapes import DecodeShapes, default_sizes
 from inference_service.execution.device_arena import TensorArena
 from inference_service.execution.forward_pass import ForwardPass
 from inference_service.execution.host_memory import HostMemory, PageableMemory, pinned_memory
@@ -25,6 +23,8 @@ from inference_service.execution.model_runner import BatchModelRunner
 from inference_service.execution.request_table import RequestTable
 from inference_service.execution.sampler import TokenSampler
 from inference_service.execution.step_buffers import StepBuffers, StepShape
+from inference_service.execution.step_graphs import StepGraphs
+from inference_service.execution.step_shapes import StepShapes, graph_sizes
 from inference_service.execution.warm_up import Phases, StepLimits, warm_up
 from inference_service.execution.warm_up_ops import can_capture
 from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
@@ -129,7 +129,7 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         lora_beside=_lora_beside(config, device),
     )
     builder = make_builder(config, table, forward)
-    graphs = DecodeGraphs(forward)
+    graphs = StepGraphs(forward)
     runner = BatchModelRunner(forward, graphs, table, builder, TokenSampler(table))
     compiled = None
     if device.type == "cuda":
@@ -154,18 +154,18 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
 def make_builder(config: BackendConfig, table: RequestTable, forward: ForwardPass) -> BatchBuilder:
     """The batch builder with its buffers, sized for the largest step."""
     device, cache = forward.sampled.device, forward.cache
-    sizes = config.graph_batch_sizes
-    if sizes is None:
-        sizes = () if device.type == "cpu" else default_sizes(config.max_running_requests)
-    if device.type == "cuda" and not (config.cuda_graphs and can_capture(forward.model)):
-        sizes = ()
+    sizes, counts = graph_sizes(config, device)
+    if device.type == "cuda" and not can_capture(forward.model):
+        sizes = counts = ()
     num_rows = max(config.max_step_tokens, config.max_running_requests) + ROW_TILE
     largest = StepShape(
         num_rows, config.max_running_requests, table.blocks.shape[1], config.max_running_requests, pads=True
     )
-    shapes = DecodeShapes.of(
+    shapes = StepShapes.of(
         sizes,
+        counts,
         max_requests=config.max_running_requests,
+        max_step_tokens=config.max_step_tokens,
         max_context_tokens=table.tokens.shape[1] - 1,
         block_tokens=config.block_tokens,
     )

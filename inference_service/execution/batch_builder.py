@@ -1,15 +1,15 @@
 """From a step's schedule to the arrays that the model and the sampler read; no loop over tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from inference_service.domain.step import ScheduledRequest
-from inference_service.execution.decode_shapes import DecodeShapes
 from inference_service.execution.request_table import Places, RequestState, RequestTable
 from inference_service.execution.step_buffers import HostArrays, StepBuffers, StepInputs, StepShape
+from inference_service.execution.step_shapes import StepShapes
 from lorikeet_kernels.dense.linear import ROW_TILE
 from lorikeet_kernels.sampling.sampling import SamplingBatch
 
@@ -21,7 +21,8 @@ class StepBatch:
     Request i has rows [starts[i], starts[i + 1]), at positions [computed[i], lengths[i]) of its sequence.
     `places` are where the tokens that it samples will stand in the request table.
     `samplers` are the indices of the requests whose last row predicts a new token, in the order of the
-    sampling arrays; where a fixed shape filled the batch up, further rows follow.
+    sampling arrays. A batch of fixed shape may have further rows, and one whose every row samples
+    (`samples_all`: decodes) samples from those too.
     """
 
     inputs: StepInputs
@@ -34,11 +35,12 @@ class StepBatch:
     has_adapters: bool
     sampling: SamplingBatch
     is_fixed: bool = False
+    samples_all: bool = False
 
     @property
     def sampled_states(self) -> list[RequestState]:
         """The requests that sample."""
-        return self.states if self.is_fixed else [self.states[index] for index in self.samplers]
+        return self.states if self.samples_all else [self.states[index] for index in self.samplers]
 
     @property
     def num_rows(self) -> int:
@@ -61,7 +63,7 @@ class BatchBuilder:
     Args:
         table: what is known of the requests.
         buffers: where the arrays go.
-        shapes: of decode steps.
+        shapes: that steps are filled up to.
         block_tokens: tokens of a cache block.
         spare_slot: the cache's place for rows that belong to no request.
         device: where steps run.
@@ -71,7 +73,7 @@ class BatchBuilder:
         self,
         table: RequestTable,
         buffers: StepBuffers,
-        shapes: DecodeShapes,
+        shapes: StepShapes,
         *,
         block_tokens: int,
         spare_slot: int,
@@ -96,16 +98,22 @@ class BatchBuilder:
         known = np.fromiter([state.num_tokens for state in states], np.int64, count)
         step = _Gathered(rows, computed, lengths)
         samples = lengths == known
-        shape = None
+        longest = int(lengths.max())
         if counts.max() == 1 and samples.all():
-            shape = self.shapes.pick(count, int(lengths.max()))
-        return self._mixed(states, step, samples) if shape is None else self._decode(states, step, shape)
+            shape = self.shapes.pick(count, longest)
+            if shape is not None:
+                return self._decode(states, step, shape)
+        fixed = self.shapes.pick_mixed(int(counts.sum()), longest)
+        return self._mixed(states, step, samples, fixed)
 
     def idle(self, shape: StepShape) -> StepInputs:
         """A fixed shape's inputs for a step of no request: every row pads."""
         self._buffers.keep(shape)
         nothing = np.empty(0, np.int64)
-        return self._decode([], _Gathered(nothing, nothing, nothing), shape).inputs
+        step = _Gathered(nothing, nothing, nothing)
+        if shape.num_rows == shape.num_requests:
+            return self._decode([], step, shape).inputs
+        return self._mixed([], step, np.empty(0, np.bool_), shape).inputs
 
     def _decode(self, states: list[RequestState], step: _Gathered, shape: StepShape) -> StepBatch:
         """One row a request, filled up to a fixed shape by rows that belong to none.
@@ -142,35 +150,44 @@ class BatchBuilder:
         traits = self._traits(rows, rows, inputs)
         places = (rows, step.lengths)
         return StepBatch(
-            inputs, states, starts, computed, step.lengths, samplers, places, *traits, is_fixed=True
-        )
+            inputs, states, starts, computed, step.lengths, samplers, places, *traits,
+            is_fixed=True, samples_all=True,
+        )  # fmt: skip
 
-    def _mixed(self, states: list[RequestState], step: _Gathered, samples: NDArray[np.bool_]) -> StepBatch:
-        """Prefill chunks and decodes side by side."""
-        table, size = self._table, self._block_tokens
+    def _mixed(
+        self,
+        states: list[RequestState],
+        step: _Gathered,
+        samples: NDArray[np.bool_],
+        fixed: StepShape | None,
+    ) -> StepBatch:
+        """Prefill chunks and decodes side by side, maybe filled up to a fixed shape as `_decode` does.
+
+        The requests that fill it up have no rows.
+        """
+        table, size, num_requests = self._table, self._block_tokens, len(states)
         rows, computed = step.rows, step.computed
         counts = step.lengths - computed
         starts = np.concatenate(([0], np.cumsum(counts)))
         num_rows = int(starts[-1])
         samplers = np.flatnonzero(samples)
-        width = -(-int(step.lengths.max()) // size)
-        shape = StepShape(self._padded(num_rows), len(states), width, len(samplers))
+        if fixed is None:
+            width = -(-int(step.lengths.max()) // size)
+            shape = StepShape(self._padded(num_rows), num_requests, width, len(samplers))
+        else:
+            shape = replace(fixed, num_samples=len(samplers))
 
         def write(host: HostArrays) -> None:
-            # A row's place in the batch; padding rows repeat the last one, and so touch no further expert.
-            place = np.minimum(np.arange(shape.num_rows), num_rows - 1)
-            request_of = np.repeat(np.arange(len(states)), counts)[place]
-            positions = place + (computed - starts[:-1])[request_of]
-            blocks = table.blocks[rows, :width]
-            block, offset = np.divmod(positions, size)
-            host.token_ids[:] = table.tokens[rows[request_of], positions]
-            host.positions[:] = positions
-            host.slot_mapping[:] = blocks[request_of, block].astype(np.int64) * size + offset
-            host.slot_mapping[num_rows:] = self._spare_slot
-            host.token_slot[:] = table.slot[rows][request_of]
-            host.query_starts[:] = starts
-            host.sequence_lens[:] = step.lengths
-            host.block_tables[:] = blocks
+            self._write_rows(host, step, starts)
+            host.query_starts[: num_requests + 1] = starts
+            host.query_starts[num_requests + 1 :] = num_rows
+            host.sequence_lens[:num_requests] = step.lengths
+            host.sequence_lens[num_requests:] = 0
+            host.block_tables[:num_requests] = table.blocks[rows, : shape.table_width]
+            host.block_tables[num_requests:] = 0
+            if shape.pads:
+                host.token_slot[num_rows:] = -1
+                host.source_rows[:] = np.minimum(np.arange(shape.num_rows), max(0, num_rows - 1))
             host.sample_rows[:] = starts[1:][samplers] - 1
             host.sample_slots[:] = table.slot[rows[samplers]]
             self._write_sampling(host, rows[samplers], step.lengths[samplers])
@@ -178,7 +195,34 @@ class BatchBuilder:
         inputs = self._buffers.fill(shape, write)
         traits = self._traits(rows, rows[samplers], inputs)
         places = (rows[samplers], step.lengths[samplers])
-        return StepBatch(inputs, states, starts, computed, step.lengths, samplers.tolist(), places, *traits)
+        return StepBatch(
+            inputs, states, starts, computed, step.lengths, samplers.tolist(), places, *traits,
+            is_fixed=fixed is not None,
+        )  # fmt: skip
+
+    def _write_rows(self, host: HostArrays, step: _Gathered, starts: NDArray[np.int64]) -> None:
+        """What each row reads and where it writes. Those that pad the batch repeat its last one.
+
+        So they touch no further expert, where all rows are computed alike.
+        """
+        table, size, num_rows = self._table, self._block_tokens, int(starts[-1])
+        if num_rows == 0:
+            for values, filler in (
+                (host.token_ids, 0), (host.positions, 0), (host.token_slot, -1),
+                (host.slot_mapping, self._spare_slot),
+            ):  # fmt: skip
+                values[:] = filler
+            return
+        place = np.minimum(np.arange(len(host.token_ids)), num_rows - 1)
+        request_of = np.repeat(np.arange(len(step.rows)), np.diff(starts))[place]
+        positions = place + (step.computed - starts[:-1])[request_of]
+        row = step.rows[request_of]
+        block, offset = np.divmod(positions, size)
+        host.token_ids[:] = table.tokens[row, positions]
+        host.positions[:] = positions
+        host.slot_mapping[:] = table.blocks[row, block].astype(np.int64) * size + offset
+        host.slot_mapping[num_rows:] = self._spare_slot
+        host.token_slot[:] = table.slot[row]
 
     def _traits(
         self, rows: NDArray[np.int64], sampled: NDArray[np.int64], inputs: StepInputs

@@ -4,13 +4,13 @@ from typing import Any
 
 import triton
 
-from inference_service.execution.decode_graphs import DecodeGraphs
+from inference_service.execution.step_graphs import StepGraphs
 
 
 class CompileCounter:
     """Notes every kernel that Triton compiles, or loads from its cache, in this process from now on."""
 
-    def __init__(self, graphs: DecodeGraphs) -> None:
+    def __init__(self, graphs: StepGraphs) -> None:
         self._graphs = graphs
         self._num_compiled = 0
         self._num_before = 0

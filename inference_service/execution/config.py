@@ -13,9 +13,10 @@ class BackendConfig:
     be in use, by others too. `num_threads` None takes all cores but one. `num_slots` adapters may be active
     at once.
 
-    Decode steps are brought to `graph_batch_sizes` (None: a ladder up to `max_running_requests` on a GPU, no
-    sizes on a CPU), and each is one captured graph on a GPU, unless `cuda_graphs` is off. On a CPU the same
-    fixed buffers are used without graphs. `lora_overlap` runs part of a decode step's LoRA on a second
+    Decode steps are brought to `graph_batch_sizes` requests, steps with prompts to `graph_token_counts`
+    tokens (None: ladders up to `max_running_requests` and `max_step_tokens` on a GPU, nothing on a CPU), and each is
+    one captured graph on a GPU, unless `cuda_graphs` is off. On a CPU the same fixed buffers are used without
+    graphs. `lora_overlap` runs part of a decode step's LoRA on a second
     stream; None: where that was measured to be faster.
     """
 
@@ -38,4 +39,5 @@ class BackendConfig:
     gpu_memory_utilization: float = 0.92
     cuda_graphs: bool = True
     graph_batch_sizes: tuple[int, ...] | None = None
+    graph_token_counts: tuple[int, ...] | None = None
     lora_overlap: bool | None = None

@@ -6,8 +6,8 @@ import psutil
 import torch
 
 from inference_service.execution.config import BackendConfig
-from inference_service.execution.decode_shapes import default_sizes
 from inference_service.execution.kv_cache import block_bytes
+from inference_service.execution.step_shapes import graph_sizes
 from inference_service.models import (
     ModelDescription,
     ModelError,
@@ -168,7 +168,7 @@ def _fixed_parts(
         return parts
     return (
         *parts,
-        MemoryPart("cuda graphs", _graphs(config, description, itemsize), "cuda_graphs"),
+        MemoryPart("cuda graphs", _graphs(config, description, itemsize, device), "cuda_graphs"),
         MemoryPart("libraries", _GPU_LIBRARIES_BYTES, "gpu_memory_utilization"),
     )
 
@@ -178,14 +178,13 @@ def _lora_workspaces(config: BackendConfig, description: ModelDescription, devic
     return 0 if device.type == "cpu" else lora_workspace_bytes(description.spec, config.max_rank)
 
 
-def _graphs(config: BackendConfig, description: ModelDescription, itemsize: int) -> int:
+def _graphs(config: BackendConfig, description: ModelDescription, itemsize: int, device: torch.device) -> int:
     """The graphs' own memory, and the activations of the largest one that they share."""
-    sizes = config.graph_batch_sizes
-    sizes = default_sizes(config.max_running_requests) if sizes is None else sizes
-    if not config.cuda_graphs or not sizes:
+    sizes, counts = graph_sizes(config, device)
+    if not sizes and not counts:
         return 0
-    shared = activation_bytes(description.spec, max(sizes), itemsize, config.max_rank)
-    return 2 * len(sizes) * _GRAPH_BYTES + shared  # with adapters and without
+    shared = activation_bytes(description.spec, max((*sizes, *counts)), itemsize, config.max_rank)
+    return 2 * (len(sizes) + len(counts)) * _GRAPH_BYTES + shared  # with adapters and without
 
 
 def _refusal(

@@ -10,7 +10,6 @@ import torch
 from inference_service.domain.request import TokenLogprobs
 from inference_service.domain.step import ModelRunnerOutput, SampledRequest, SchedulerOutput
 from inference_service.execution.batch_builder import BatchBuilder, StepBatch
-from inference_service.execution.decode_graphs import DecodeGraphs
 from inference_service.execution.device_copy import to_device
 from inference_service.execution.forward_pass import ForwardPass, Hidden
 from inference_service.execution.request_table import RequestTable
@@ -20,6 +19,7 @@ from inference_service.execution.sampler import (
     TokenSampler,
     launch_logprobs,
 )
+from inference_service.execution.step_graphs import StepGraphs
 
 # Prompt log-probabilities need logits of every prompt position; this many rows of [V] float32 exist at once.
 _LOGITS_ROWS = 64
@@ -44,7 +44,7 @@ class BatchModelRunner:
     def __init__(
         self,
         forward: ForwardPass,
-        graphs: DecodeGraphs,
+        graphs: StepGraphs,
         table: RequestTable,
         builder: BatchBuilder,
         sampler: TokenSampler,
@@ -125,16 +125,16 @@ class BatchModelRunner:
             launched.done.record()
 
     def _logits(self, batch: StepBatch, hidden: Hidden) -> torch.Tensor:
-        """Logits of the rows that are sampled from, and of those that fill a fixed shape up."""
-        if batch.is_fixed:
+        """Logits of the rows that are sampled from, and of those that fill a fixed shape of decodes up."""
+        if batch.samples_all:
             return self._forward.logits(hidden)
-        if len(batch.samplers) == batch.num_rows:  # decodes: every row, in order, and the padding
+        if not batch.is_fixed and len(batch.samplers) == batch.num_rows:  # decodes: every row, in order
             return self._forward.logits(hidden)[: batch.num_rows]
         return self._forward.logits_of(hidden, batch.inputs.sample_rows, batch.inputs.sample_slots)
 
     def _prompt_logprobs(self, batch: StepBatch, hidden: Hidden) -> list[tuple[list[int], LogprobsOnTheWay]]:
         """Of the prompt tokens that this step's rows predict, in the order of the rows."""
-        if batch.is_fixed or all(state.sampling.prompt_logprobs is None for state in batch.states):
+        if batch.samples_all or all(state.sampling.prompt_logprobs is None for state in batch.states):
             return []
         found: list[tuple[list[int], LogprobsOnTheWay]] = []
         wanted = list(_prompt_rows(batch))

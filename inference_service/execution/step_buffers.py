@@ -5,7 +5,7 @@ device's work. The host's buffers take turns: one is written while the copy from
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,11 @@ class StepShape:
     table_width: int
     num_samples: int
     pads: bool = False
+
+    @property
+    def of_forward(self) -> "StepShape":
+        """What the forward pass reads: the fields before those of sampling, at the same places for any N."""
+        return replace(self, num_samples=0)
 
 
 @dataclass(frozen=True, slots=True)

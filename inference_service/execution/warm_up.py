@@ -1,7 +1,7 @@
 """What a GPU backend does before it is ready: compile what can come up, load libraries, capture graphs."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -11,9 +11,9 @@ from inference_service.domain.engine import BackendUnusableError
 from inference_service.domain.sampling import SamplingParams
 from inference_service.domain.step import NewRequest, ScheduledRequest, SchedulerOutput
 from inference_service.execution.batch_builder import BatchBuilder
-from inference_service.execution.decode_graphs import DecodeGraphs
 from inference_service.execution.forward_pass import ForwardPass
 from inference_service.execution.model_runner import BatchModelRunner
+from inference_service.execution.step_graphs import StepGraphs
 from inference_service.execution.warm_up_ops import (
     warm_up_attentions,
     warm_up_linears,
@@ -54,7 +54,7 @@ class Phases:
 
 def warm_up(
     forward: ForwardPass,
-    graphs: DecodeGraphs,
+    graphs: StepGraphs,
     runner: BatchModelRunner,
     builder: BatchBuilder,
     limits: StepLimits,
@@ -77,14 +77,15 @@ def warm_up(
         warm_up_sampler(forward, max_requests=limits.max_running_requests)
         torch.cuda.synchronize(device)
     with phases.phase("steps"):
-        run_steps(runner, limits)
+        # Steps of fixed shapes run once more before they are captured.
+        run_steps(runner, limits, () if builder.shapes.token_counts else _LENGTHS)
         torch.cuda.synchronize(device)
     with phases.phase("capture"), torch.inference_mode():
         capture_all(graphs, builder)
         torch.cuda.synchronize(device)
 
 
-def capture_all(graphs: DecodeGraphs, builder: BatchBuilder) -> None:
+def capture_all(graphs: StepGraphs, builder: BatchBuilder) -> None:
     """Every fixed shape with adapters and without, the largest first.
 
     Raises:
@@ -96,17 +97,22 @@ def capture_all(graphs: DecodeGraphs, builder: BatchBuilder) -> None:
             try:
                 graphs.capture(inputs, has_adapters=has_adapters)
             except RuntimeError as error:  # torch's, also when CUDA is out of memory
+                is_decode = shape.num_rows == shape.num_requests
+                step, flag = (
+                    (f"a decode step of {shape.num_requests} requests", "--graph-batch-sizes")
+                    if is_decode
+                    else (f"a step of {shape.num_rows} tokens", "--graph-token-counts")
+                )
                 raise BackendUnusableError(
-                    f"a decode step of {shape.num_requests} requests cannot be captured as a CUDA graph: "
-                    f"{str(error).splitlines()[0]}; give fewer or smaller --graph-batch-sizes, or serve with "
-                    "--no-cuda-graphs"
+                    f"{step} cannot be captured as a CUDA graph: {str(error).splitlines()[0]}; give fewer or "
+                    f"smaller {flag}, or serve with --no-cuda-graphs"
                 ) from error
 
 
-def run_steps(runner: BatchModelRunner, limits: StepLimits) -> None:
+def run_steps(runner: BatchModelRunner, limits: StepLimits, lengths: Sequence[int] = _LENGTHS) -> None:
     """Whole steps of many lengths, without adapters and with (empty) ones, the longest first."""
     longest = min(limits.max_step_tokens, limits.cache_tokens)
-    for length in sorted({longest, *(n for n in _LENGTHS if n < longest)}, reverse=True):
+    for length in sorted({longest, *(n for n in (17, *lengths) if n < longest)}, reverse=True):
         for slot in (0, -1):
             _run_step(runner, limits, length, slot, _FULL if length in (17, longest) else _PLAIN)
 

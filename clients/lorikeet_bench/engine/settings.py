@@ -111,6 +111,8 @@ def node_flags(plan: EnginePlan) -> tuple[str, ...]:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple):
+            flags.extend((f"--{flag}", ",".join(map(str, value)) or "none"))
         elif value is not None:
             flags.extend((f"--{flag}", str(value)))
     return tuple(flags)

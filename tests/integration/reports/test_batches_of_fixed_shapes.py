@@ -13,7 +13,7 @@ from tests.support.fixed_batches import BATCHES, check_all, check_batch, waterma
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--overlap", "--graph-batch-sizes", "1,3,8"],
+        ["--overlap", "--graph-batch-sizes", "1,3,8", "--graph-token-counts", "48,256"],
         pytest.param(["--overlap"], marks=pytest.mark.long),
         pytest.param(["--no-overlap", "--graph-batch-sizes", "8"], marks=pytest.mark.long),
     ],

@@ -121,16 +121,18 @@ def test_help_is_in_plain_words(
 
 
 @pytest.mark.parametrize(
-    ("text", "sizes"), [("8,1, 4", (1, 4, 8)), ("16", (16,)), ("0", None), ("1,,2", None), ("two", None)]
+    ("text", "sizes"),
+    [("8,1, 4", (1, 4, 8)), ("16", (16,)), ("none", ()), ("0", None), ("1,,2", None), ("two", None)],
 )
-def test_graph_batch_sizes(tmp_path: Path, text: str, sizes: tuple[int, ...] | None) -> None:
+@pytest.mark.parametrize("flag", ["graph-batch-sizes", "graph-token-counts"])
+def test_graph_sizes(tmp_path: Path, flag: str, text: str, sizes: tuple[int, ...] | None) -> None:
     """Numbers with commas, in any order; anything else is named."""
-    arguments = ["--model-dir", str(tmp_path), "--graph-batch-sizes", text, "--no-cuda-graphs"]
+    arguments = ["--model-dir", str(tmp_path), f"--{flag}", text, "--no-cuda-graphs"]
     if sizes is None:
-        with pytest.raises(InvalidSettingsError, match="--graph-batch-sizes"):
+        with pytest.raises(InvalidSettingsError, match=f"--{flag}"):
             read_settings(arguments)
         return
     config = read_settings(arguments).engine_config()
-    assert config.graph_batch_sizes == sizes
+    assert getattr(config, flag.replace("-", "_")) == sizes
     assert not config.cuda_graphs
     assert config.overlap is None

@@ -18,9 +18,9 @@ NUM_BLOCKS = 15
 SCHEDULER = {"block_tokens": 8, "num_blocks": NUM_BLOCKS, "max_step_tokens": 24, "max_running_requests": 7}
 # Odd sizes, so that most batches are filled up, and larger ones than the last run without a fixed shape.
 WAYS = {
-    "overlapping": {"overlaps": True, "sizes": ()},
-    "fixed": {"overlaps": False, "sizes": (1, 3, 6)},
-    "overlapping and fixed": {"overlaps": True, "sizes": (1, 3, 6)},
+    "overlapping": {"overlaps": True},
+    "fixed": {"overlaps": False, "sizes": (1, 3, 6), "counts": (9, 13, 21)},
+    "overlapping and fixed": {"overlaps": True, "sizes": (1, 3, 6), "counts": (24,)},
 }
 
 
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-def backend_of(model: Path, sizes: tuple[int, ...]) -> DeviceBackend:
+def backend_of(model: Path, sizes: tuple[int, ...] = (), counts: tuple[int, ...] = ()) -> DeviceBackend:
     """The answers must not depend on the batch: then every way has to give the same bits."""
     backend = make_backend(
         model_dir=str(model),
@@ -41,6 +41,7 @@ def backend_of(model: Path, sizes: tuple[int, ...]) -> DeviceBackend:
         max_running_requests=7,
         max_step_tokens=24,
         graph_batch_sizes=sizes,
+        graph_token_counts=counts,
     )
     for slot in (0, 1):
         activate_random(backend, model.parent / f"adapter{slot}", slot, rank=4 + slot)
@@ -79,8 +80,11 @@ def check(ours: Outcome, theirs: Outcome, arrival: Arrival) -> None:
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 8), marks=pytest.mark.long)])
 def test_every_way_brings_the_same_tokens(model: Path, seeds: range) -> None:
     """With adapters, preemption, aborts, deadlines, stop tokens, every parameter; all is given back."""
-    plain = backend_of(model, ())
-    others = {name: (backend_of(model, way["sizes"]), way["overlaps"]) for name, way in WAYS.items()}
+    plain = backend_of(model)
+    others = {
+        name: (backend_of(model, way.get("sizes", ()), way.get("counts", ())), way["overlaps"])
+        for name, way in WAYS.items()
+    }
     seen: set[str] = set()
     preemptions = 0
     for seed in seeds:
@@ -111,7 +115,7 @@ def test_a_bad_word_is_known_though_its_first_token_was_just_sampled(
     model: Path, sizes: tuple[int, ...]
 ) -> None:
     """The token that would complete one is masked in the very next step, whatever is in flight."""
-    backend = backend_of(model, sizes)
+    backend = backend_of(model, sizes, (8,) if sizes else ())
 
     def tokens(*, overlaps: bool, **changes: object) -> list[int]:
         outcomes, _ = run_workload(backend.runner, [greedy(**changes)], overlaps=overlaps, **SCHEDULER)

@@ -89,6 +89,21 @@ def test_a_fixed_shape_of_no_request_is_all_padding(tmp_path: Path) -> None:
     )
     builder = make_builder(BackendConfig("", graph_batch_sizes=()), RequestTable(4, 60, 8), runner._forward)
     assert builder.shapes.pick(1, 1) is None
+    assert builder.shapes.pick_mixed(5, 5) is None
+
+
+def test_a_fixed_step_with_prompts_of_no_request_is_all_padding(tmp_path: Path) -> None:
+    """Requests without rows, rows without requests."""
+    backend = make(write_model(tmp_path / "model"), graph_token_counts=(9,))
+    runner = backend.runner
+    (shape,) = runner._builder.shapes.all()
+    inputs = runner._builder.idle(shape)
+    assert inputs.token_slot.tolist() == [-1] * 9
+    assert inputs.query_starts.tolist() == [0] * 5
+    assert inputs.sequence_lens.tolist() == [0] * 4
+    assert inputs.slot_mapping.tolist() == [20 * 8] * 9
+    assert inputs.source_rows.tolist() == [0] * 9
+    assert inputs.places.numel() == 0
 
 
 def test_phases_are_timed() -> None:
@@ -104,18 +119,20 @@ def test_phases_are_timed() -> None:
 
 def test_a_capture_that_fails_ends_the_start_with_advice(tmp_path: Path) -> None:
     """Largest shape first, with adapters first; the error says which and what to do."""
-    backend = make(write_model(tmp_path / "model"), graph_batch_sizes=(1, 3))
+    backend = make(write_model(tmp_path / "model"), graph_batch_sizes=(1, 3), graph_token_counts=(50,))
     asked: list[tuple[int, bool]] = []
 
     class Graphs:
         """Captures but the last."""
 
         def capture(self, inputs: StepInputs, *, has_adapters: bool) -> None:
-            asked.append((inputs.shape.num_requests, has_adapters))
-            if len(asked) == 4:
+            asked.append((inputs.shape.num_rows, has_adapters))
+            if len(asked) in (2, 7):
                 raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     graphs: Any = Graphs()
+    with pytest.raises(BackendUnusableError, match=r"of 50 tokens .* capturing; .*--graph-token-counts"):
+        capture_all(graphs, backend.runner._builder)
     with pytest.raises(BackendUnusableError, match=r"of 1 requests .* capturing; .*--no-cuda-graphs"):
         capture_all(graphs, backend.runner._builder)
-    assert asked == [(3, True), (3, False), (1, True), (1, False)]
+    assert asked[2:] == [(50, True), (50, False), (3, True), (3, False), (1, True)]

@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps, one for each fixed shape, with adapters and without, over one memory pool."""
+"""CUDA graphs of steps, one for each fixed shape, with adapters and without, over one memory pool."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ class _Captured:
     hidden: Hidden
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Runs the forward pass of fixed shapes: replayed where captured, launched one by one where not.
 
     Nothing is captured after `capture` was called for all shapes; on a CPU nothing ever is, and the same
@@ -33,7 +33,7 @@ class DecodeGraphs:
 
     def run(self, inputs: StepInputs, *, has_adapters: bool) -> Hidden:
         """Enqueue the pass over a fixed shape's inputs; the result holds until the next `run`."""
-        captured = self._captured.get((inputs.shape, has_adapters))
+        captured = self._captured.get((inputs.shape.of_forward, has_adapters))
         if captured is None:
             return self._forward.run(inputs, has_adapters=has_adapters)
         captured.graph.replay()
@@ -65,4 +65,4 @@ class DecodeGraphs:
             finally:
                 graph.capture_end()
         current.wait_stream(self._stream)
-        self._captured[inputs.shape, has_adapters] = _Captured(graph, hidden)
+        self._captured[inputs.shape.of_forward, has_adapters] = _Captured(graph, hidden)
