@@ -20,6 +20,7 @@ from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.paged_attention import paged_attention
 from lorikeet_kernels.benchmarking.bench_problem import MODELS, MoeModel
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
+from lorikeet_kernels.benchmarking.latent_points import attention_points
 from lorikeet_kernels.dense.gated_activation import SILU, GatedActivation
 from lorikeet_kernels.dense.rms_norm import rms_norm
 from lorikeet_kernels.experts.expert_blocks import expert_blocks
@@ -146,6 +147,12 @@ def bench_attention(heads: int, kv_heads: int, dim: int) -> Iterator[Row]:
         yield _row(f"attention {name} {heads}/{kv_heads} head {dim}", calls, num_bytes, flop)
 
 
+def bench_latent() -> Iterator[Row]:
+    """Latent attention: decodes by bytes, with many heads and in chunks by multiplications."""
+    for point in attention_points():
+        yield _row(point.name, point.calls, point.num_bytes, point.flop)
+
+
 def bench_sampling(rows: int = 64, vocab: int = 201_088) -> Iterator[Row]:
     """Greedy, drawn from all, from what each cut leaves, bf16 logits; penalties and masks, float32."""
     logits = [torch.randn(rows, vocab, device="cuda").mul_(3).to(BF16) for _ in range(6)]
@@ -211,7 +218,7 @@ def bench_small() -> Iterator[Row]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line a figure; exit status 2 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.bench_base", description=__doc__)
-    parser.add_argument("--only", default="mxfp4,bf16,attention,sampling,small")
+    parser.add_argument("--only", default="mxfp4,bf16,attention,mla,sampling,small")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -226,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "attention": lambda: (
             row for shape in ((64, 8, 64), (32, 4, 128)) for row in bench_attention(*shape)
         ),
+        "mla": bench_latent,
         "sampling": bench_sampling,
         "small": bench_small,
     }

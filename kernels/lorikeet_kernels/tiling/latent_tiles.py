@@ -1,0 +1,57 @@
+"""Tiles of latent attention: a rule from what fits an H200's shared memory and registers."""
+
+from dataclasses import dataclass
+
+MIN_SPLIT_TOKENS = 128
+MAX_SPLITS = 128
+MAX_ROWS = 64  # (query, head) pairs a program: their sums take 128 registers of each of 256 threads
+# Programs that an H200's 132 multiprocessors hold at once: two each of up to 16 rows, one of more.
+PROGRAMS_OF_FEW_ROWS, PROGRAMS_OF_MANY_ROWS = 264, 132
+FEW_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LatentDecodeTiles:
+    """`rows` heads a program, `block_n` latents a step, `splits` programs along the sequence."""
+
+    rows: int
+    block_n: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentPrefillTiles:
+    """`rows` (queries times heads) by `block_n` latents a step."""
+
+    rows: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def select_latent_decode(num_requests: int, heads: int, max_tokens: int, itemsize: int) -> LatentDecodeTiles:
+    """Tiles for `num_requests` of up to `max_tokens` latents each.
+
+    A row of latents is so wide (1,152 bytes in DeepSeek's models) that two steps of 32 fill half of a
+    multiprocessor's shared memory: with up to 16 heads two programs take turns at copying and multiplying.
+    Stages count the copy of the block table's entries too: five keep two steps of latents in flight.
+    """
+    rows = FEW_ROWS
+    while rows < min(heads, MAX_ROWS):
+        rows *= 2
+    programs = num_requests * -(-heads // rows)
+    room = PROGRAMS_OF_FEW_ROWS if rows == FEW_ROWS else PROGRAMS_OF_MANY_ROWS
+    splits = max(1, min(room // programs, max_tokens // MIN_SPLIT_TOKENS, MAX_SPLITS))
+    if itemsize > 2:
+        return LatentDecodeTiles(min(rows, 32), 16, splits, 4, 3)
+    return LatentDecodeTiles(rows, 32, splits, 4 if rows == FEW_ROWS else 8, 5)
+
+
+def select_latent_prefill(heads: int, itemsize: int) -> LatentPrefillTiles:
+    """Tiles of the prefill kernel."""
+    del heads
+    if itemsize > 2:
+        return LatentPrefillTiles(32, 16, 4, 3)
+    return LatentPrefillTiles(MAX_ROWS, 32, 8, 5)
