@@ -26,18 +26,20 @@ from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.lora.output_lanes import PairLane, gate_up_lanes, site_lanes
 from lorikeet_kernels.lora.pair_lora import MAX_SITES, pair_lora
+from lorikeet_kernels.lora.register_segments import register_segments
 from lorikeet_kernels.lora.segment_lora import segment_lora
 from lorikeet_kernels.tiling import (
     ExpandTiles,
     OpShape,
     PairTiles,
+    RegisterTiles,
     ShrinkTiles,
     is_segmented,
     is_ungrouped,
     select_block_m,
 )
 
-Tiles = PairTiles | ShrinkTiles | ExpandTiles
+Tiles = PairTiles | RegisterTiles | ShrinkTiles | ExpandTiles
 Launch = Callable[[], None]
 
 
@@ -98,6 +100,7 @@ class MoeCase(Case):
                 out, x, token_slot, inputs.topk_ids, weights, self.tables, (site,), lanes, tiles, workspace,
                 x_per_pair=not up, interleaved=interleaved,
             )  # fmt: skip
+        assert not isinstance(tiles, RegisterTiles)
         blocks = group_pairs(
             inputs.topk_ids, token_slot, self.model.num_experts, self.num_slots, self._block_m, workspace
         )
@@ -139,6 +142,10 @@ class DenseCase(Case):
         blocks = segments.blocks
         if isinstance(tiles, PairTiles):
             return lambda: segment_lora(
+                inputs.out, inputs.x, blocks, self.tables, inputs.sites, lanes, tiles, segments.workspace
+            )
+        if isinstance(tiles, RegisterTiles):
+            return lambda: register_segments(
                 inputs.out, inputs.x, blocks, self.tables, inputs.sites, lanes, tiles, segments.workspace
             )
         return _grouped_launch(

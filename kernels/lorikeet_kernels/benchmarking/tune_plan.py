@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from lorikeet_kernels.tiling import ExpandTiles, OpShape, PairTiles, ShrinkTiles
+from lorikeet_kernels.tiling import ExpandTiles, OpShape, PairTiles, RegisterTiles, ShrinkTiles
 from lorikeet_kernels.tiling.tile_table import TileEntry, TileTable
 
 MAX_ELEMENTS = 128  # of a tile a thread: more spill
@@ -62,13 +62,18 @@ def pair_candidates(shape: OpShape) -> Iterator[PairTiles]:
                         yield PairTiles(rows, block_k, block_n, warps, shape.num_pairs <= 64)
 
 
-def segment_candidates(shape: OpShape) -> Iterator[PairTiles]:
-    """Tiles of the kernel over blocks of tokens worth timing at `shape`."""
+def segment_candidates(shape: OpShape) -> Iterator[PairTiles | RegisterTiles]:
+    """Tiles of both kernels over blocks of tokens worth timing at `shape`."""
     rows = 16 if shape.max_rank <= 16 else 32
     for block_k in (256, 512, 1024):
         if block_k < 2 * shape.in_features and shape.in_features <= 32 * block_k:
             for block_n, warps in ((64, 2), (128, 2), (128, 4), (256, 4)):
                 yield PairTiles(rows, block_k, block_n, warps)
+            for warps in (2, 4, 8):
+                for block_n in (128, 256, 512):
+                    elements = block_n * rows // (32 * warps), rows * block_k // (32 * warps)
+                    if block_k >= 64 * warps and max(elements) <= MAX_ELEMENTS:
+                        yield RegisterTiles(block_k, block_n, warps)
 
 
 def shrink_candidates(shape: OpShape, block_m: int) -> Iterator[ShrinkTiles]:
@@ -95,7 +100,9 @@ def expand_candidates(shape: OpShape, block_m: int) -> Iterator[ExpandTiles]:
                     yield ExpandTiles(block_n, span, 4, stages)
 
 
-def candidates(stage: str, shape: OpShape, block_m: int) -> Iterator[PairTiles | ShrinkTiles | ExpandTiles]:
+def candidates(
+    stage: str, shape: OpShape, block_m: int
+) -> Iterator[PairTiles | RegisterTiles | ShrinkTiles | ExpandTiles]:
     """What tune times for a stage of the table."""
     if stage == "pair":
         yield from pair_candidates(shape)

@@ -19,9 +19,11 @@ from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_weights import add_rounded, site_a, site_b, site_rank
 from lorikeet_kernels.lora.output_lanes import site_lanes
 from lorikeet_kernels.lora.pair_lora import MAX_SITES, pair_lora
+from lorikeet_kernels.lora.register_segments import register_segments
 from lorikeet_kernels.lora.segment_lora import segment_lora
 from lorikeet_kernels.tiling import (
     OpShape,
+    RegisterTiles,
     is_segmented,
     select_expand,
     select_pair,
@@ -132,7 +134,10 @@ def lora_linear(
         return
     if is_segmented(x.shape[0], segments.blocks.capacity, tables.max_rank):
         tiles = select_segment(shape, device)
-        segment_lora(out, x, segments.blocks, tables, sites, lanes, tiles, segments.workspace)
+        if isinstance(tiles, RegisterTiles):
+            register_segments(out, x, segments.blocks, tables, sites, lanes, tiles, segments.workspace)
+        else:
+            segment_lora(out, x, segments.blocks, tables, sites, lanes, tiles, segments.workspace)
         return
     shrink_tiles = select_shrink(shape, segments.blocks.block_m, device)
     h = torch.empty(

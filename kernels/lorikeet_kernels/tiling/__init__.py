@@ -12,13 +12,14 @@ from lorikeet_kernels.tiling.select import (
     select_shrink,
     select_tiles,
 )
-from lorikeet_kernels.tiling.tile_config import ExpandTiles, OpShape, PairTiles, ShrinkTiles
+from lorikeet_kernels.tiling.tile_config import ExpandTiles, OpShape, PairTiles, RegisterTiles, ShrinkTiles
 
 __all__ = [
     "MAX_SEGMENT_BLOCKS",
     "ExpandTiles",
     "OpShape",
     "PairTiles",
+    "RegisterTiles",
     "ShrinkTiles",
     "is_alone",
     "is_segmented",

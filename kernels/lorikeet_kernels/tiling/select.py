@@ -3,7 +3,13 @@
 import math
 from functools import cache
 
-from lorikeet_kernels.tiling.tile_config import ExpandTiles, OpShape, PairTiles, ShrinkTiles
+from lorikeet_kernels.tiling.tile_config import (
+    ExpandTiles,
+    OpShape,
+    PairTiles,
+    RegisterTiles,
+    ShrinkTiles,
+)
 from lorikeet_kernels.tiling.tile_table import load
 
 ALWAYS_UNGROUPED_PAIRS = 256
@@ -70,11 +76,11 @@ def select_pair(shape: OpShape, device: str) -> PairTiles:
 
 
 @cache
-def select_segment(shape: OpShape, device: str) -> PairTiles:
-    """Tiles of the one-launch kernel over blocks of tokens."""
+def select_segment(shape: OpShape, device: str) -> PairTiles | RegisterTiles:
+    """Tiles of a one-launch kernel over blocks of tokens, whose type says which of the two."""
     entry = load(device).nearest("segment", shape)
     if entry is not None:
-        return PairTiles(**entry.tiles)
+        return PairTiles(**entry.tiles) if "rows" in entry.tiles else RegisterTiles(**entry.tiles)
     block_k = _power_of_two(shape.in_features / 8, 256, 512)
     return PairTiles(16 if shape.max_rank <= 16 else 32, block_k, 128, 2)
 
@@ -115,7 +121,7 @@ def select_expand(shape: OpShape, block_m: int, device: str) -> ExpandTiles:
 
 def select_tiles(
     stage: str, shape: OpShape, block_m: int, device: str
-) -> PairTiles | ShrinkTiles | ExpandTiles:
+) -> PairTiles | RegisterTiles | ShrinkTiles | ExpandTiles:
     """The choice for a stage of the table: "pair", "segment", "shrink" or "expand"."""
     if stage == "pair":
         return select_pair(shape, device)

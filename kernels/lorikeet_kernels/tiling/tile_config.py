@@ -24,6 +24,23 @@ class PairTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class RegisterTiles:
+    """Tiles of the one-launch kernel over blocks of tokens whose products come out of registers.
+
+    `block_k` columns of A a shrink program, at least 64 a warp; `block_n` rows of B an expand program.
+    """
+
+    block_k: int
+    block_n: int
+    num_warps: int
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What distinguishes two launches' scratch layouts."""
+        return astuple(self)
+
+
+@dataclass(frozen=True, slots=True)
 class ShrinkTiles:
     """Tiles of a grouped shrink: `block_k` of the input a step, `splits` programs along it.
 

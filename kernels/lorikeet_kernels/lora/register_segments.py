@@ -1,0 +1,393 @@
+"""Dense LoRA for batches whose tokens share adapters, as `segment_lora`, with products out of registers.
+
+    out[t, columns of a lane] += B[rows, :] @ (A x[t])
+
+What differs is what a program waits for once its input is there. A weight goes from global memory into the
+very registers from which the tensor cores read it (16 bytes a lane along the contraction), so that x meets
+no shared memory and no barrier; each 64 columns of the contraction have an accumulator of their own, so that
+a product's latency is four multiplications long whatever BLOCK_K is; programs are small enough that the next
+launch's are resident, weights in registers, while this one runs. Before the wait lines of x and of out are
+fetched into L2: where all writes meet, so that nothing fetched early is stale.
+
+Predicted for 32 tokens over 8 slots of rank 16, us (floor, what `segment_lora` takes): gpt-oss-20b qkv 2.7
+(1.0, 4.4), o 2.4 (0.6, 3.6), Qwen3-32B qkv 3.6 (1.9, 5.9), o 2.9 (1.1, 5.0), Llama-3.3-70B qkv 4.3 (2.5,
+6.9), o 3.0 (1.3, 5.1): one token alone takes 2.0 to 2.8 through the same waits.
+
+Words of parts, phases and the wait are segment_lora's. A shrink program keeps the phase in one word of its
+own, since all its words flip together. 16-bit dtypes only.
+"""
+
+# A Gluon kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+# pyright: reportUnnecessaryComparison=false
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from lorikeet_kernels.launch.grid_dependency import launch_next_grid, wait_for_grid
+from lorikeet_kernels.lora.fetch_row import FETCH_ROW, can_fetch
+from lorikeet_kernels.lora.group_blocks import GroupBlocks
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.output_lanes import PairLane, describe_lanes
+from lorikeet_kernels.lora.pair_lora import MAX_SITES, SPIN_LIMIT
+from lorikeet_kernels.tiling import MAX_SEGMENT_BLOCKS, RegisterTiles
+
+
+@gluon.jit
+def _fetch_rows(
+    base_ptr, pairs_ptr, block, left, column, width,
+    STRIDE: gl.constexpr, BLOCK: gl.constexpr, BLOCK_M: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Start [column, min(column + BLOCK, width)) of the block's rows on their way from DRAM to L2."""
+    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    i = gl.arange(0, 32 * WARPS, layout=FLAT)  # a thread a row, so that the first warp has them all
+    is_row = (i < left) & (i < BLOCK_M)
+    token = gl.load(pairs_ptr + block * BLOCK_M + i, mask=is_row, other=0)
+    place = base_ptr + token.to(gl.int64) * STRIDE + column
+    size = gl.where(is_row, gl.minimum(BLOCK, width - column) * 2, 0)
+    gl.inline_asm_elementwise(
+        FETCH_ROW, "=r,l,r", [place.to(gl.int64, bitcast=True), size], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _find_block(blocks_ptr, num_blocks_ptr, block):
+    """(tokens left in its group, slot) of a block; none and slot -1 beyond the last."""
+    live = block < gl.load(num_blocks_ptr)
+    left = gl.load(blocks_ptr + block * 4 + 1)
+    slot = gl.load(blocks_ptr + block * 4 + 3)
+    return gl.where(live, left, 0), gl.where(live, slot, -1)
+
+
+@gluon.jit
+def _find_site(offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2, num_sites):
+    """(offset, rank, num_a) of a slot at the launch's site `index`; rank 0 for slot -1."""
+    site = gl.where(index == 0, site0, gl.where(index == 1, site1, site2))
+    place = gl.maximum(slot, 0).to(gl.int64) * num_sites + site
+    offset = gl.multiple_of(gl.load(offset_ptr + place), 64)
+    rank = gl.where(slot < 0, 0, gl.multiple_of(gl.load(rank_ptr + place), 8))
+    return offset, gl.multiple_of(rank, 8), gl.load(num_a_ptr + place)
+
+
+@gluon.jit
+def _shrink_part(
+    x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr, partial_ptr,
+    turn_ptr, program, site0, site1, site2, num_sites,
+    K: gl.constexpr, NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr,
+    SPLITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr,
+    WARPS: gl.constexpr, VECTOR: gl.constexpr, PDL: gl.constexpr, FETCH: gl.constexpr,
+):  # fmt: skip
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
+    )
+    X: gl.constexpr = gl.DotOperandLayout(0, ACC, 8)
+    A: gl.constexpr = gl.DotOperandLayout(1, ACC, 8)
+    DEPTH: gl.constexpr = BLOCK_K // GROUPS
+    split = program % SPLITS
+    chunk = (program // SPLITS) % CHUNKS
+    index = (program // (SPLITS * CHUNKS)) % NUM_LAUNCH_SITES
+    block = program // (SPLITS * CHUNKS * NUM_LAUNCH_SITES)
+    left, slot = _find_block(blocks_ptr, num_blocks_ptr, block)
+    offset, rank, num_a = _find_site(
+        a_offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2, num_sites
+    )
+    row = chunk * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(1, A)))
+    a_group = split * BLOCK_K + DEPTH * gl.arange(0, GROUPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, A)))
+    a_k = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, gl.SliceLayout(2, A)))
+    a_column = a_group[:, None, None] + a_k[None, :, None]
+    a_place = arena_ptr + offset + row.to(gl.int64)[None, None, :] * K + a_column
+    a = gl.load(a_place, mask=(row < rank * num_a)[None, None, :] & (a_column < K), other=0.0)
+    m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, gl.SliceLayout(2, X)))
+    token = gl.load(pairs_ptr + block * BLOCK_M + m, mask=m < left, other=0)
+    x_group = split * BLOCK_K + DEPTH * gl.arange(0, GROUPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, X)))
+    x_k = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, gl.SliceLayout(1, X)))
+    x_column = x_group[:, None, None] + x_k[None, None, :]
+    x_place = x_ptr + token.to(gl.int64)[None, :, None] * K + x_column
+    if FETCH:
+        _fetch_rows(x_ptr, pairs_ptr, block, left, split * BLOCK_K, K, K, BLOCK_K, BLOCK_M, WARPS)
+    if PDL:
+        wait_for_grid()
+    turn = gl.load(turn_ptr + program, volatile=True)  # else it is loaded last, and waited for
+    x = gl.load(x_place, mask=(m < left)[None, :, None] & (x_column < K), other=0.0)
+    acc = gl.zeros([GROUPS, BLOCK_M, ROWS], gl.float32, layout=ACC)
+    PARTS: gl.constexpr = gl.BlockedLayout(
+        [GROUPS, 1, VECTOR], [1, 32 * VECTOR // ROWS, ROWS // VECTOR], [1, WARPS, 1], [2, 1, 0]
+    )
+    part = gl.sum(gl.convert_layout(mma_v2(x, a, acc), PARTS), axis=0)  # each thread by itself, in order
+    H_ROWS: gl.constexpr = CHUNKS * ROWS
+    PART: gl.constexpr = gl.SliceLayout(0, PARTS)
+    base = ((block * SPLITS + split) * NUM_LAUNCH_SITES + index).to(gl.int64) * (BLOCK_M * H_ROWS)
+    to_row = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, PART))
+    to_column = chunk * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, PART))
+    place = partial_ptr + base + to_row[:, None] * H_ROWS + to_column[None, :]
+    flipped = (turn & 1) ^ 1
+    gl.store(place, (part.to(gl.int32, bitcast=True) & -2) | flipped)
+    gl.store(turn_ptr + program, flipped)
+
+
+def _waiting_sum(splits: int, vector: int, stride: int) -> str:
+    """PTX of one thread's wait: load `vector` words of each split until all carry the phase, then sum them.
+
+    Takes `vector` addresses, of which the first counts, as many phases and as many flags of whether the words
+    are wanted; gives the sums, NaN where the wait reached its limit.
+    """
+    first = 2 * vector  # the phases' operands
+    words = [[f"w{split}_{i}" for i in range(vector)] for split in range(splits)]
+    width = f".v{vector}" if vector > 1 else ""
+    lines = [
+        ".reg .pred p, q;",
+        ".reg .b32 late, spins, differing;",
+        f".reg .b32 {', '.join(w for row in words for w in row)};",
+        ".reg .f32 f;",
+        *(f"mov.b32 ${i}, 0;" for i in range(vector)),
+        f"setp.eq.b32 p, ${first + vector}, 0;",
+        "@p bra DONE;",
+        "mov.b32 spins, 0;",
+        "AGAIN:",
+    ]
+    for split, row in enumerate(words):
+        target = f"{{{', '.join(row)}}}" if vector > 1 else row[0]
+        lines.append(f"ld.relaxed.gpu.global{width}.b32 {target}, [${vector} + {split * stride}];")
+    lines.append("mov.b32 late, 0;")
+    for word in (w for row in words for w in row):
+        lines += [f"xor.b32 differing, {word}, ${first};", "or.b32 late, late, differing;"]
+    lines += [
+        "and.b32 late, late, 1;",
+        "add.u32 spins, spins, 1;",
+        "setp.ne.b32 p, late, 0;",
+        f"setp.lt.u32 q, spins, {SPIN_LIMIT};",
+        "and.pred q, p, q;",
+        "@q bra AGAIN;",
+    ]
+    for i in range(vector):
+        for row in words:
+            lines += [f"and.b32 {row[i]}, {row[i]}, -2;", f"mov.b32 f, {row[i]};", f"add.f32 ${i}, ${i}, f;"]
+        lines.append(f"@p mov.b32 ${i}, 0x7fc00000;")
+    lines += ["DONE:"]
+    return "{ " + " ".join(lines) + " }"
+
+
+@gluon.jit
+def _wait_for_parts(
+    part_ptr, expected, left, rank,
+    H_ROWS: gl.constexpr, BLOCK_M: gl.constexpr, RANK_P2: gl.constexpr, HELD: gl.constexpr,
+    VECTOR: gl.constexpr, WAITING_SUM: gl.constexpr, OPERANDS: gl.constexpr,
+):  # fmt: skip
+    """As `_sum_parts`, each thread for its own words: no vote, so no barrier, before they are used."""
+    m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, HELD))
+    r = gl.arange(0, RANK_P2, layout=gl.SliceLayout(0, HELD))
+    wanted = (m < left)[:, None] & (r < rank)[None, :]
+    place = part_ptr + m[:, None] * H_ROWS + r[None, :]
+    phase = gl.full([BLOCK_M, RANK_P2], 0, gl.int32, layout=HELD) + expected
+    return gl.inline_asm_elementwise(
+        WAITING_SUM,
+        OPERANDS,
+        [place.to(gl.int64, bitcast=True), phase, wanted.to(gl.int32)],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=VECTOR,
+    )
+
+
+@gluon.jit
+def _sum_parts(
+    part_ptr, expected, left, rank,
+    H_ROWS: gl.constexpr, STRIDE: gl.constexpr, SPLITS: gl.constexpr, BLOCK_M: gl.constexpr,
+    RANK_P2: gl.constexpr, SPIN_LIMIT: gl.constexpr, HELD: gl.constexpr,
+):  # fmt: skip
+    """The rank vectors [BLOCK_M, RANK_P2]: the splits' words, in order, once all carry the phase.
+
+    HELD gives a word to one thread only, so that no two read it at different moments.
+    """
+    m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, HELD))
+    r = gl.arange(0, RANK_P2, layout=gl.SliceLayout(0, HELD))
+    wanted = (m < left)[:, None] & (r < rank)[None, :]
+    place = part_ptr + m[:, None] * H_ROWS + r[None, :]
+    late = 1
+    spins = 0
+    h = gl.zeros([BLOCK_M, RANK_P2], gl.float32, layout=HELD)
+    while (late != 0) & (spins < SPIN_LIMIT):
+        h = gl.zeros([BLOCK_M, RANK_P2], gl.float32, layout=HELD)
+        differing = gl.zeros([BLOCK_M, RANK_P2], gl.int32, layout=HELD)
+        for split in gl.static_range(SPLITS):
+            words = gl.load(place + split * STRIDE, mask=wanted, other=0, volatile=True)
+            h += (words & -2).to(gl.float32, bitcast=True)
+            differing |= words ^ expected
+        late = gl.max(gl.max(gl.where(wanted, differing & 1, 0), axis=1), axis=0)
+        spins += 1
+    return gl.where(late == 0, h, float("nan"))
+
+
+@gluon.jit
+def _find_lane(tile, LANES: gl.constexpr, NUM_LANES: gl.constexpr):
+    """The lane that `tile` lies in: describe_lanes's (site, half, column, row, width, first tile)."""
+    index, half, column, row, width, first = 0, 0, 0, 0, 0, 0
+    for lane in gl.static_range(NUM_LANES):
+        inside = tile >= LANES[lane][5]
+        index = gl.where(inside, LANES[lane][0], index)
+        half = gl.where(inside, LANES[lane][1], half)
+        column = gl.where(inside, LANES[lane][2], column)
+        row = gl.where(inside, LANES[lane][3], row)
+        width = gl.where(inside, LANES[lane][4], width)
+        first = gl.where(inside, LANES[lane][5], first)
+    return index, half, column, row, width, first
+
+
+@gluon.jit
+def _expand_tile(
+    out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr, partial_ptr,
+    seen_ptr, program, site0, site1, site2, num_sites,
+    N: gl.constexpr, LANES: gl.constexpr, NUM_LANES: gl.constexpr, TILES: gl.constexpr,
+    NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr, SPLITS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, RANK_P2: gl.constexpr, SPIN_LIMIT: gl.constexpr,
+    WARPS: gl.constexpr, HELD: gl.constexpr, PDL: gl.constexpr, FETCH: gl.constexpr,
+    VECTOR: gl.constexpr, ALONE: gl.constexpr, WAITING_SUM: gl.constexpr, OPERANDS: gl.constexpr,
+):  # fmt: skip
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[1, WARPS], instr_shape=[16, 8]
+    )
+    H: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
+    WIDE: gl.constexpr = gl.BlockedLayout(
+        [8, 1], [RANK_P2 // 8, 256 // RANK_P2], [1, WARPS], [0, 1]
+    )  # 16 bytes a lane
+    tile = program % TILES
+    block = program // TILES
+    index, half, column, row, width, first = _find_lane(tile, LANES, NUM_LANES)
+    left, slot = _find_block(blocks_ptr, num_blocks_ptr, block)
+    offset, rank, num_a = _find_site(
+        b_offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2, num_sites
+    )
+    seen_place = seen_ptr + block * TILES + tile
+    r = gl.arange(0, RANK_P2, layout=gl.SliceLayout(1, WIDE))
+    b_n = (tile - first) * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, WIDE))
+    b_place = arena_ptr + offset + (row + b_n).to(gl.int64)[None, :] * rank + r[:, None]
+    b = gl.load(b_place, mask=(b_n < width)[None, :] & (r < rank)[:, None], other=0.0)
+    b = gl.convert_layout(b, B)
+    n = (tile - first) * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, ACC))
+    m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, ACC))
+    token = gl.load(pairs_ptr + block * BLOCK_M + m, mask=m < left, other=0)
+    out_place = out_ptr + token.to(gl.int64)[:, None] * N + column + n[None, :]
+    mask = (m < left)[:, None] & (n < width)[None, :] & (rank > 0)
+    if FETCH:
+        at = (tile - first) * BLOCK_N
+        _fetch_rows(out_ptr, pairs_ptr, block, left, column + at, column + width, N, BLOCK_N, BLOCK_M, WARPS)
+    if PDL:
+        wait_for_grid()
+    expected = (gl.load(seen_place) & 1) ^ 1
+    before = gl.load(out_place, mask=mask, other=0.0)
+    H_ROWS: gl.constexpr = CHUNKS * ROWS
+    STRIDE: gl.constexpr = NUM_LAUNCH_SITES * BLOCK_M * H_ROWS
+    part_ptr = partial_ptr + block.to(gl.int64) * (SPLITS * STRIDE) + index * (BLOCK_M * H_ROWS)
+    part_ptr += gl.where(num_a == 2, half * rank, 0)
+    if ALONE:
+        h = _wait_for_parts(
+            part_ptr, expected, left, rank, H_ROWS, BLOCK_M, RANK_P2, HELD, VECTOR, WAITING_SUM, OPERANDS
+        )
+    else:
+        h = _sum_parts(
+            part_ptr, expected, left, rank, H_ROWS, STRIDE, SPLITS, BLOCK_M, RANK_P2, SPIN_LIMIT, HELD
+        )
+    h = gl.convert_layout(h, H)
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    high = h.to(dtype)
+    y = mma_v2(high, b, gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout=ACC))
+    y = mma_v2((h - high.to(gl.float32)).to(dtype), b, y)
+    gl.store(out_place, (before.to(gl.float32) + y).to(dtype), mask=mask)
+    gl.store(seen_place, expected)
+
+
+@gluon.jit(do_not_specialize=["capacity", "site0", "site1", "site2", "num_sites"])
+def _register_segments_kernel(
+    out_ptr, x_ptr, arena_ptr, a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr,
+    num_blocks_ptr, partial_ptr, turn_ptr, seen_ptr, capacity, site0, site1, site2, num_sites,
+    K: gl.constexpr, N: gl.constexpr, LANES: gl.constexpr, NUM_LANES: gl.constexpr, TILES: gl.constexpr,
+    NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr, SPLITS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr,
+    RANK_P2: gl.constexpr, SPIN_LIMIT: gl.constexpr, WARPS: gl.constexpr, VECTOR: gl.constexpr,
+    PDL: gl.constexpr, FETCH: gl.constexpr, ALONE: gl.constexpr, WAITING_SUM: gl.constexpr,
+    OPERANDS: gl.constexpr,
+):  # fmt: skip
+    if PDL:
+        launch_next_grid()
+    HELD: gl.constexpr = gl.BlockedLayout(
+        [1, VECTOR], [32 * VECTOR // RANK_P2, RANK_P2 // VECTOR], [WARPS, 1], [1, 0]
+    )
+    PARTS: gl.constexpr = NUM_LAUNCH_SITES * CHUNKS * SPLITS
+    program = gl.program_id(0)
+    num_parts = capacity * PARTS
+    if program < num_parts:
+        _shrink_part(
+            x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr,
+            partial_ptr, turn_ptr, program, site0, site1, site2, num_sites,
+            K, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_K, GROUPS, WARPS, VECTOR, PDL,
+            FETCH,
+        )  # fmt: skip
+    else:
+        _expand_tile(
+            out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr,
+            partial_ptr, seen_ptr, program - num_parts, site0, site1, site2, num_sites,
+            N, LANES, NUM_LANES, TILES, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_N, RANK_P2,
+            SPIN_LIMIT, WARPS, HELD, PDL, FETCH, VECTOR, ALONE, WAITING_SUM, OPERANDS,
+        )  # fmt: skip
+
+
+def register_segments(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    blocks: GroupBlocks,
+    tables: LoraTables,
+    sites: tuple[int, ...],
+    lanes: tuple[PairLane, ...],
+    tiles: RegisterTiles,
+    workspace: LoraWorkspace,
+    *,
+    fetch: bool = True,
+    alone: bool = True,
+) -> None:
+    """Launch over the token blocks of one step; `out` [T, N] and `x` [T, K] have a row a token.
+
+    Weights, tables and `blocks` are read ahead of the kernel that this launch depends on: they must be older
+    than that one. `x` and `out` may be its results.
+    """
+    if blocks.capacity > MAX_SEGMENT_BLOCKS:
+        raise ValueError(
+            f"{blocks.capacity} blocks in one launch: at most {MAX_SEGMENT_BLOCKS}, more want two launches"
+        )
+    if out.element_size() != 2:
+        raise ValueError(f"out {out.dtype}: only 16-bit dtypes meet the tensor cores here")
+    num_sites = tables.rank.shape[1]
+    in_features = x.shape[-1]
+    num_columns = out.shape[-1]
+    rank_p2 = max(16, triton.next_power_of_2(tables.max_rank))
+    chunks = triton.cdiv(tables.max_rank * max(1 + (lane.half > 0) for lane in lanes), rank_p2)
+    splits = triton.cdiv(in_features, tiles.block_k)
+    warps = tiles.num_warps
+    vector = max(1, min(4, blocks.block_m * rank_p2 // (32 * warps)))
+    described, num_tiles = describe_lanes(lanes, tiles.block_n)
+    words = len(sites) * chunks * blocks.block_m * rank_p2
+    parts = len(sites) * chunks * splits
+    key = ("register", *tiles.key, blocks.block_m, in_features, num_columns, words, num_tiles)
+    partial = workspace.zeroed(("partial", *key), MAX_SEGMENT_BLOCKS * splits * words)
+    turn = workspace.zeroed(("turn", *key), MAX_SEGMENT_BLOCKS * parts)
+    seen = workspace.zeroed(("seen", *key), MAX_SEGMENT_BLOCKS * num_tiles)
+    padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
+    pdl = out.device.type == "cuda"
+    _register_segments_kernel[(blocks.capacity * (parts + num_tiles),)](
+        out, x, tables.arena, tables.a_offset, tables.b_offset, tables.rank, tables.num_a, blocks.pairs,
+        blocks.blocks, blocks.num_blocks, partial, turn, seen, blocks.capacity, *padded_sites, num_sites,
+        K=in_features, N=num_columns, LANES=described, NUM_LANES=len(lanes), TILES=num_tiles,
+        NUM_LAUNCH_SITES=len(sites), ROWS=rank_p2, CHUNKS=chunks, SPLITS=splits, BLOCK_M=blocks.block_m,
+        BLOCK_K=tiles.block_k, GROUPS=max(warps, min(2 * warps, tiles.block_k // 64)), BLOCK_N=tiles.block_n,
+        RANK_P2=rank_p2, SPIN_LIMIT=SPIN_LIMIT, WARPS=warps, VECTOR=vector, PDL=pdl,
+        FETCH=fetch and pdl and can_fetch(x) and can_fetch(out, lanes), ALONE=alone and pdl,
+        WAITING_SUM=_waiting_sum(splits, vector, words * 4),
+        OPERANDS=",".join(["=f"] * vector + ["l"] * vector + ["r"] * 2 * vector),
+        num_warps=warps, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
