@@ -19,22 +19,24 @@ from lorikeet_kernels.attention.attention_inputs import attention_inputs
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.paged_attention import paged_attention
 from lorikeet_kernels.benchmarking.bench_problem import MODELS, MoeModel
+from lorikeet_kernels.benchmarking.expert_projections import WEIGHT_BYTES, expert_projection, fp8_weight
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
 from lorikeet_kernels.benchmarking.latent_points import attention_points
+from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.gated_activation import SILU, GatedActivation
 from lorikeet_kernels.dense.rms_norm import rms_norm
 from lorikeet_kernels.experts.expert_blocks import expert_blocks
-from lorikeet_kernels.experts.moe_experts import ExpertProjection, moe_experts
-from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
-from lorikeet_kernels.experts.mxfp4_layout import lay_out_mxfp4
+from lorikeet_kernels.experts.moe_experts import moe_experts
 from lorikeet_kernels.experts.routing import route_softmax
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.sampling.penalties import Penalties, penalize
 from lorikeet_kernels.sampling.sampling import SamplingBatch, sample
 from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
+from lorikeet_kernels.tiling.expert_tiles import Weights
 
 FLOOR_BYTES_PER_S = 4.3e12
 FLOOR_FLOP_PER_S = 790e12
+FLOOR_FP8_FLOP_PER_S = 1580e12
 BF16 = torch.bfloat16
 GPT_OSS_ACTIVATION = GatedActivation(1.702, 7.0, 1.0)
 
@@ -55,9 +57,15 @@ class Row:
         return f"{self.name:44} {self.value:9.1f} {self.unit} {share}{rate}"
 
 
-def _row(name: str, calls: Sequence[Callable[[], object]], num_bytes: float, flop: float = 0.0) -> Row:
+def _row(
+    name: str,
+    calls: Sequence[Callable[[], object]],
+    num_bytes: float,
+    flop: float = 0.0,
+    peak: float = FLOOR_FLOP_PER_S,
+) -> Row:
     us = time_interleaved({name: [_silent(call) for call in calls]})[name]
-    floor = max(num_bytes / FLOOR_BYTES_PER_S, flop / FLOOR_FLOP_PER_S) * 1e6
+    floor = max(num_bytes / FLOOR_BYTES_PER_S, flop / peak) * 1e6
     return Row(name, round(us, 2), "us", round(floor, 2), round(flop / us * 1e-6, 1) if flop else None)
 
 
@@ -68,33 +76,18 @@ def _silent(call: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def _projection(
-    experts: int, rows: int, columns: int, model: MoeModel, *, is_gate_up: bool, packed: bool
-) -> ExpertProjection:
-    order = model.row_order if is_gate_up else None
-    bias = torch.randn(experts, rows, device="cuda").to(BF16) if model.num_a == 1 else None
-    if not packed:
-        weight = torch.randn(experts, rows, columns, device="cuda", dtype=BF16) * columns**-0.5
-        return ExpertProjection(weight, bias, order)
-    shape = (experts, rows, columns // 32)
-    blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, device="cuda")
-    scales = torch.randint(115, 123, shape, dtype=torch.uint8, device="cuda")
-    return ExpertProjection(lay_out_mxfp4(Mxfp4Weight(blocks, scales), pairing=order), bias, order)
-
-
-def bench_moe(model: MoeModel, tokens: Sequence[int], *, packed: bool) -> Iterator[Row]:
+def bench_moe(model: MoeModel, tokens: Sequence[int], storage: Weights) -> Iterator[Row]:
     """The whole layer: routing of given logits, cut, both GEMMs with all that is fused, sum."""
     activation = GPT_OSS_ACTIVATION if model.num_a == 1 else SILU
     layers = [
         (
-            _projection(
-                model.num_experts, 2 * model.inner, model.hidden, model, is_gate_up=True, packed=packed
-            ),
-            _projection(model.num_experts, model.hidden, model.inner, model, is_gate_up=False, packed=packed),
+            expert_projection(model, storage, is_gate_up=True),
+            expert_projection(model, storage, is_gate_up=False),
         )
-        for _ in range(6 if packed else 3)
+        for _ in range(3 if storage == "bf16" else 6)
     ]
-    weight_bytes = 3 * model.inner * model.hidden * (17 / 32 if packed else 2)
+    weight_bytes = 3 * model.inner * model.hidden * WEIGHT_BYTES[storage]
+    peak = FLOOR_FP8_FLOP_PER_S if storage.startswith("fp8") else FLOOR_FLOP_PER_S
     for num_tokens in tokens:
         sets = 12 if num_tokens <= 4 else 6 if num_tokens <= 512 else 2
         logits = [torch.randn(num_tokens, model.num_experts, device="cuda").to(BF16) for _ in range(sets)]
@@ -110,11 +103,25 @@ def bench_moe(model: MoeModel, tokens: Sequence[int], *, packed: bool) -> Iterat
         chosen = [route_softmax(one, model.top_k, renormalize=True)[1] for one in logits]
         touched = statistics.mean(len(set(ids.flatten().tolist())) for ids in chosen)
         yield _row(
-            f"moe {'mxfp4' if packed else 'bf16'} {model.name} T={num_tokens}",
+            f"moe {storage} {model.name} T={num_tokens}",
             [lambda i=i: run(i) for i in range(sets)],
             touched * weight_bytes + 4 * num_tokens * model.hidden,
             6.0 * num_tokens * model.top_k * model.hidden * model.inner,
+            peak,
         )
+
+
+def bench_fp8_linear() -> Iterator[Row]:
+    """Dense projections in FP8, the quantising of their input included."""
+    for name, rows, columns in (("llama-3.3-70b o", 8192, 8192), ("qwen3-30b-a3b qkv", 5120, 2048)):
+        for kind in ("channel", "block"):
+            weights = [fp8_weight((rows, columns), kind) for _ in range(6)]
+            for tokens in (1, 16, 64, 256, 4096):
+                x = torch.randn(tokens, columns, device="cuda").to(BF16)
+                calls = [lambda x=x, w=w: fp8_linear(x, w) for w in weights]
+                num_bytes = rows * columns + 2.0 * tokens * (rows + columns)
+                flop = 2.0 * tokens * rows * columns
+                yield _row(f"fp8 {kind} {name} T={tokens}", calls, num_bytes, flop, FLOOR_FP8_FLOP_PER_S)
 
 
 def _metadata(requests: int, length: int, queries: int) -> AttentionMetadata:
@@ -227,9 +234,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models = {model.name: model for model in MODELS}
     tokens = (1, 4, 16, 32, 64, 256, 1024, 4096)
     parts: dict[str, Callable[[], Iterator[Row]]] = {
-        "mxfp4": lambda: bench_moe(models["gpt-oss-20b"], tokens, packed=True),
-        "bf16": lambda: bench_moe(models["gpt-oss-20b"], tokens, packed=False),
-        "qwen3": lambda: bench_moe(models["qwen3-30b-a3b"], tokens, packed=False),
+        "mxfp4": lambda: bench_moe(models["gpt-oss-20b"], tokens, "mxfp4"),
+        "bf16": lambda: bench_moe(models["gpt-oss-20b"], tokens, "bf16"),
+        "qwen3": lambda: bench_moe(models["qwen3-30b-a3b"], tokens, "bf16"),
+        "fp8": lambda: (
+            row
+            for name in ("qwen3-30b-a3b", "deepseek-v3-tp8")
+            for row in bench_moe(models[name], (16, 4096), "fp8_block")
+        ),
+        "fp8-all": lambda: (
+            row
+            for name in ("qwen3-30b-a3b", "deepseek-v3-tp8")
+            for row in bench_moe(models[name], tokens, "fp8_block")
+        ),
+        "fp8-channel": lambda: bench_moe(models["llama4-scout"], tokens, "fp8_channel"),
+        "fp8-linear": bench_fp8_linear,
         "attention": lambda: (
             row for shape in ((64, 8, 64), (32, 4, 128)) for row in bench_attention(*shape)
         ),

@@ -10,6 +10,8 @@ import torch
 
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.paged_attention import paged_attention
+from lorikeet_kernels.dense.fp8_linear import fp8_linear
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import GatedActivation
 from lorikeet_kernels.experts.expert_blocks import cut_kind
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_kind, moe_experts
@@ -19,6 +21,7 @@ from lorikeet_kernels.sampling.sample_rows import FEW_ROWS, sample_rows
 from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
 from lorikeet_kernels.tiling import is_ungrouped
 from lorikeet_kernels.tiling.attention_tiles import select_decode
+from lorikeet_kernels.tiling.dense_tiles import select_dense, uses_torch
 from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
 
 
@@ -59,6 +62,24 @@ def warm_up_experts(
             moe_experts(
                 x, weights, ids, gate_up, down, activation, lora=adapters, batch_invariant=batch_invariant
             )
+    return len(seen)
+
+
+def warm_up_fp8_linear(
+    weight: Fp8Weight, bias: torch.Tensor | None, *, dtype: torch.dtype, max_tokens: int
+) -> int:
+    """As `warm_up_experts`, for a dense projection in FP8."""
+    out_features, in_features = weight.shape
+    seen: set[object] = set()
+    for num_tokens in range(1, max_tokens + 1):
+        is_torch = uses_torch(num_tokens, out_features, in_features, weight.kind)
+        choice = is_torch or select_dense(num_tokens, out_features, in_features)
+        if choice in seen:
+            continue
+        seen.add(choice)
+        x = torch.zeros((num_tokens, in_features), dtype=dtype, device=weight.device)
+        for batch_invariant in (False, True):
+            fp8_linear(x, weight, bias, batch_invariant=batch_invariant)
     return len(seen)
 
 

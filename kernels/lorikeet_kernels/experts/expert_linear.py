@@ -4,9 +4,9 @@
 
 Shapes: x [T, in] (gate_up: a token's experts share its row) or [T, K, in] (down); weight [E, out, in]; bias
 [E, out]; topk_weights [T, K] float32; out [T, K, out], contiguous. The weight may be an Mxfp4Weight, whose
-values are unpacked exactly. Accumulates in float32, rounds once to out's dtype. A pair's result depends on
-neither the pairs beside it nor their number: an adapter that reroutes its own tokens leaves everybody else's
-bits alone.
+values are unpacked exactly, or an Fp8Weight, which takes x quantised as it says (`quantize_rows`).
+Accumulates in float32, rounds once to out's dtype. A pair's result depends on neither the pairs beside it nor
+their number: an adapter that reroutes its own tokens leaves everybody else's bits alone.
 """
 
 from itertools import pairwise
@@ -14,11 +14,13 @@ from itertools import pairwise
 import torch
 from torch.nn import functional as F
 
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight, dequantize_fp8
+from lorikeet_kernels.dense.quantize_rows import dequantize_rows, quantize_rows_reference
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight, dequantize_mxfp4_expert
 from lorikeet_kernels.lora.moe_groups import MoeGroups
 
-ExpertWeight = torch.Tensor | Mxfp4Weight
-"""[E, out, in], in the compute dtype or packed."""
+ExpertWeight = torch.Tensor | Mxfp4Weight | Fp8Weight
+"""[E, out, in], in the compute dtype, packed or quantised."""
 
 _TILES = (4, 16, 64)
 
@@ -34,6 +36,8 @@ def expert_linear_reference(
     batch_invariant: bool = False,
 ) -> torch.Tensor:
     """See `expert_linear`."""
+    if isinstance(weight, Fp8Weight):
+        x = dequantize_rows(quantize_rows_reference(x, weight.activations))
     # How many rows an expert has changes with the neighbours' routing, and a BLAS picks its order of
     # additions by the number of rows. So every GEMM here has the same number, `tile`, which depends on the
     # batch's shape only. Row-by-row products over gathered weights would do too, but copy [pairs, out, in].
@@ -63,6 +67,8 @@ def expert_linear_reference(
 def _matrix(weight: ExpertWeight, expert: int) -> torch.Tensor:
     if isinstance(weight, Mxfp4Weight):
         return dequantize_mxfp4_expert(weight, expert, torch.float32)
+    if isinstance(weight, Fp8Weight):
+        return dequantize_fp8(weight.expert(expert), torch.float32)
     return weight[expert].float()
 
 

@@ -3,7 +3,8 @@
 Three launches beside the cut of the pairs into blocks: gate_up with bias and activation, down with bias and
 routed weight, the sum. With adapters, decode batches get their delta added inside the same launches; prefill
 batches store gate_up's and down's rows, to which the LoRA ops add. Rows without an adapter have the same bits
-either way. The reference is `expert_linear`, `gated_activation` and `moe_sum` one after the other.
+either way. Experts in FP8 take rows quantised first, a launch before each GEMM; adapters see the rows as they
+were. The reference is `expert_linear`, `gated_activation` and `moe_sum` one after the other.
 """
 
 from dataclasses import dataclass, replace
@@ -11,10 +12,13 @@ from functools import partial
 
 import torch
 
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation
+from lorikeet_kernels.dense.quantize_rows import quantize_rows
 from lorikeet_kernels.dense.row_order import RowOrder
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, expert_blocks
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
+from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
 from lorikeet_kernels.experts.moe_sum import moe_sum_parts, sum_pairs
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight, dequantize_mxfp4
 from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight, lay_out_mxfp4
@@ -27,7 +31,7 @@ from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.tiling import is_ungrouped
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles, MoeShape, MoeTiles, Weights, select_experts
 
-DeviceExpertWeight = torch.Tensor | Mxfp4DeviceWeight
+DeviceExpertWeight = torch.Tensor | Mxfp4DeviceWeight | Fp8Weight
 """[E, out, in] as the device's kernels read it."""
 
 
@@ -62,10 +66,10 @@ class ExpertsLora:
 
 
 def device_expert_weight(
-    weight: torch.Tensor | Mxfp4Weight, dtype: torch.dtype, row_order: RowOrder | None
+    weight: torch.Tensor | Mxfp4Weight | Fp8Weight, dtype: torch.dtype, row_order: RowOrder | None
 ) -> DeviceExpertWeight:
     """What the kernels read of `weight`, made once at load. MXFP4 stays packed in bfloat16 models only."""
-    if isinstance(weight, torch.Tensor):
+    if not isinstance(weight, Mxfp4Weight):
         return weight
     if dtype == torch.bfloat16:
         return lay_out_mxfp4(weight, pairing=row_order)
@@ -169,6 +173,8 @@ def experts_kind(weight: DeviceExpertWeight) -> Weights:
     """How the tiles' tables call the storage of `weight`."""
     if isinstance(weight, Mxfp4DeviceWeight):
         return "mxfp4"
+    if isinstance(weight, Fp8Weight):
+        return "fp8_block" if weight.kind == "block" else "fp8_channel"
     return "fp32" if weight.dtype == torch.float32 else "bf16"
 
 
@@ -189,6 +195,12 @@ def _project(
         mxfp4_linear(
             x, projection.weight, blocks, out, tiles, bias=bias, topk_weights=topk_weights,
             activation=activation, delta=delta, weights_first=weights_first and tiles.kernel == "decode",
+        )  # fmt: skip
+        return
+    if isinstance(projection.weight, Fp8Weight):
+        fp8_gemm(
+            quantize_rows(x, projection.weight.activations), projection.weight, blocks, out, tiles, bias=bias,
+            topk_weights=topk_weights, activation=activation, row_order=projection.row_order, delta=delta,
         )  # fmt: skip
         return
     expert_gemm(

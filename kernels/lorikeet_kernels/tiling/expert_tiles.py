@@ -6,13 +6,13 @@ The two GEMMs of a layer share one cut of the pairs into blocks, so their `block
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
 from lorikeet_kernels.tiling.tile_table import FOLDER, NEAREST
 
-Weights = Literal["bf16", "fp32", "mxfp4"]
+Weights = Literal["bf16", "fp32", "mxfp4", "fp8_block", "fp8_channel"]
 """How experts are stored; "bf16" is any 16-bit type."""
 
 
@@ -21,8 +21,9 @@ class ExpertTiles:
     """Tiles of one expert GEMM.
 
     A program takes `block_rows` pairs and `block_n` of the matrix's rows; `step` chunks (mxfp4, 64 columns
-    each) or columns (bf16) at once, `stages` of them in flight. `splits` > 1 splits the columns, whose parts
-    the top-k sum adds up. `kernel` "decode" keeps pairs in the MMA's columns of 8, "prefill" is for many.
+    each) or columns (bf16, fp8) at once, `stages` of them in flight. `splits` > 1 splits the columns, whose
+    parts the top-k sum adds up. `kernel` "decode" is for few pairs (mxfp4: in the MMA's columns of 8),
+    "prefill" for many.
     """
 
     kernel: Literal["decode", "prefill"]
@@ -97,6 +98,8 @@ def select_experts(shape: MoeShape, device: str, *, batch_invariant: bool = Fals
 def _rule(shape: MoeShape, rows_per_expert: float) -> MoeTiles:
     if shape.weights == "bf16":
         return _bf16_rule(rows_per_expert)
+    if shape.weights in ("fp8_block", "fp8_channel"):
+        return _fp8_rule(shape, rows_per_expert)
     if shape.weights == "fp32":
         tiles = ExpertTiles("decode", 16, 64, 32, 3, 4)
         return MoeTiles(tiles, tiles)
@@ -123,3 +126,21 @@ def _bf16_rule(rows_per_expert: float) -> MoeTiles:
     else:
         tiles = ExpertTiles("prefill", 128, 256, 64, 3, 8)
     return MoeTiles(tiles, tiles)
+
+
+def _fp8_rule(shape: MoeShape, rows_per_expert: float) -> MoeTiles:
+    """A step is what shares a scale; few rows want as many bytes on their way as shared memory holds."""
+    if rows_per_expert <= 12:
+        tiles = ExpertTiles("decode", 16, 64, 128, 4, 4)
+    elif rows_per_expert <= 24:
+        tiles = ExpertTiles("decode", 32, 64, 128, 4, 4)
+    elif rows_per_expert <= 96:
+        tiles = ExpertTiles("prefill", 64, 128, 128, 4, 4)
+    else:
+        tiles = ExpertTiles("prefill", 128, 128, 128, 4, 8)
+    return MoeTiles(_short(tiles, shape.hidden), _short(tiles, shape.inner))
+
+
+def _short(tiles: ExpertTiles, columns: int) -> ExpertTiles:
+    """No more stages than there are steps, and two: further ones would hold memory that stays empty."""
+    return replace(tiles, stages=min(tiles.stages, max(2, -(-columns // tiles.step))))

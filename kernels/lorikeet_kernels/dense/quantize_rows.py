@@ -1,0 +1,180 @@
+"""Activations in e4m3 with a scale for each row, or for each 128 columns of a row, made as they come.
+
+    q[r, c] = e4m3(x[r, c] / s[r, c // G]),    s[r, g] = max over the group of |x| / 448
+
+Shapes: x [..., in] in 16 or 32 bits; q [..., in] float8_e4m3fn; s [rows, groups] float32. "group": G is 128
+(the last group may have fewer columns), as DeepSeek-V3's and Qwen3's FP8 checkpoints are run; "token": G is
+the whole row, |x| counted up to `bound` where one is given (fbgemm); "static": s is the checkpoint's own
+number and nothing is measured. Divides and rounds to nearest even once; beyond 448 values end there. A group
+of zeros has a scale that is not zero. A NaN stays one, an infinity makes its group's values NaN or 0.
+
+A row's values depend on no other row. Source: DeepSeek-V3 technical report, section 3.3.2 (1 x 128 tiles).
+"""
+
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+GROUP = 128
+"""Columns that share a scale."""
+LARGEST = 448.0
+"""Of e4m3's values."""
+SMALLEST_PEAK = 1e-10
+"""What a group's largest value counts as at least: zeros need a scale too."""
+E4M3 = torch.float8_e4m3fn
+_UNITS = 16  # groups of a program: 16 elements a thread
+
+Scaling = Literal["group", "token", "static"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActivationScaling:
+    """How a projection's input is quantised; `scale` [1] float32 for "static", `bound` for "token" only."""
+
+    kind: Scaling
+    scale: torch.Tensor | None = None
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind == "static") != (self.scale is not None) or (self.bound and self.kind != "token"):
+            raise ValueError(f"activation scaling {self.kind}: scale {self.scale}, bound {self.bound}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedRows:
+    """Quantised activations: `values` in the shape of x, `scales` [rows, groups] float32."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+
+def num_groups(in_features: int, scaling: ActivationScaling) -> int:
+    """Scales of a row."""
+    return -(-in_features // GROUP) if scaling.kind == "group" else 1
+
+
+def dequantize_rows(rows: QuantizedRows) -> torch.Tensor:
+    """Float32 [..., in]: what the values stand for."""
+    values, groups = rows.values, rows.scales.shape[1]
+    in_features = values.shape[-1]
+    factors = rows.scales
+    if groups > 1:
+        factors = factors.repeat_interleave(GROUP, dim=1)[:, :in_features]
+    return (values.float().view(-1, in_features) * factors).view(values.shape)
+
+
+def quantize_rows_reference(x: torch.Tensor, scaling: ActivationScaling) -> QuantizedRows:
+    """See `quantize_rows`."""
+    in_features = x.shape[-1]
+    rows = x.reshape(-1, in_features).float()
+    groups = num_groups(in_features, scaling)
+    width = GROUP if scaling.kind == "group" else in_features
+    padded = torch.nn.functional.pad(rows, (0, groups * width - in_features)).view(-1, groups, width)
+    if scaling.scale is not None:
+        scales = scaling.scale.float().expand(rows.shape[0], 1).contiguous()
+    else:
+        peaks = padded.abs().amax(dim=-1)
+        if scaling.bound is not None:
+            peaks = peaks.clamp(max=scaling.bound)
+        scales = peaks.clamp(min=SMALLEST_PEAK) / LARGEST
+    values = (padded / scales.unsqueeze(-1)).clamp(-LARGEST, LARGEST)  # torch's cast does not saturate
+    flat = values.view(rows.shape[0], -1)[:, :in_features].to(E4M3)
+    return QuantizedRows(flat.view(x.shape), scales)
+
+
+@triton.jit
+def _saturate(value, LARGEST: tl.constexpr):
+    """Within e4m3's range; comparisons keep a NaN, minimum and maximum may not."""
+    return tl.where(value > LARGEST, LARGEST, tl.where(value < -LARGEST, -LARGEST, value))
+
+
+@triton.jit(do_not_specialize=["num_units"])
+def _quantize_groups_kernel(
+    q_ptr, s_ptr, x_ptr, num_units,
+    IN: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, UNITS: tl.constexpr,
+    LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """UNITS groups, which may belong to several rows."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+    column = (unit % GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    at = (unit // GROUPS)[:, None] * IN + column
+    inside = (unit < num_units)[:, None]
+    if IN % GROUP != 0:
+        inside = inside & (column < IN)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    peak = tl.max(tl.abs(x), axis=1)
+    scale = tl.div_rn(tl.where(peak < SMALLEST_PEAK, SMALLEST_PEAK, peak), LARGEST)
+    value = _saturate(tl.div_rn(x, scale[:, None] + tl.zeros_like(x)), LARGEST)
+    tl.store(q_ptr + at, value.to(q_ptr.dtype.element_ty), mask=inside)
+    tl.store(s_ptr + unit, scale, mask=unit < num_units)
+
+
+@triton.jit
+def _quantize_rows_kernel(
+    q_ptr, s_ptr, x_ptr, given_ptr, bound,
+    IN: tl.constexpr, IS_STATIC: tl.constexpr, HAS_BOUND: tl.constexpr, BLOCK: tl.constexpr,
+    LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A row of one scale."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    at = row * IN + column
+    x = tl.load(x_ptr + at, mask=column < IN, other=0.0).to(tl.float32)
+    if IS_STATIC:
+        scale = tl.load(given_ptr)
+    else:
+        peak = tl.max(tl.abs(x), axis=0)
+        if HAS_BOUND:
+            peak = tl.where(peak > bound, bound, peak)
+        scale = tl.div_rn(tl.where(peak < SMALLEST_PEAK, SMALLEST_PEAK, peak), LARGEST)
+    value = _saturate(tl.div_rn(x, scale + tl.zeros_like(x)), LARGEST)
+    tl.store(q_ptr + at, value.to(q_ptr.dtype.element_ty), mask=column < IN)
+    tl.store(s_ptr + row, scale)
+
+
+def quantize_rows(x: torch.Tensor, scaling: ActivationScaling) -> QuantizedRows:
+    """Quantise `x` [..., in], contiguous."""
+    if not x.is_contiguous() or x.shape[-1] == 0:
+        raise ValueError(f"quantize_rows: x {tuple(x.shape)}, strides {x.stride()}: pass contiguous rows")
+    if x.device.type == "cpu" or x.numel() == 0:
+        return quantize_rows_reference(x, scaling)
+    return launch_quantize(x, scaling)
+
+
+def launch_quantize(x: torch.Tensor, scaling: ActivationScaling) -> QuantizedRows:
+    """Launch, for at least one row; `quantize_rows` on a GPU, and what the interpreter tests."""
+    in_features = x.shape[-1]
+    rows, groups = x.numel() // in_features, num_groups(in_features, scaling)
+    values = torch.empty(x.shape, dtype=E4M3, device=x.device)
+    scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
+    pdl = x.device.type == "cuda"
+    dependent = {"launch_pdl": True} if pdl else {}
+    if scaling.kind == "group":
+        _quantize_groups_kernel[(triton.cdiv(rows * groups, _UNITS),)](
+            values, scales, x, rows * groups,
+            IN=in_features, GROUPS=groups, GROUP=GROUP, UNITS=_UNITS, LARGEST=LARGEST,
+            SMALLEST_PEAK=SMALLEST_PEAK, PDL=pdl, num_warps=4, **dependent,
+        )  # fmt: skip
+        return QuantizedRows(values, scales)
+    block = triton.next_power_of_2(in_features)
+    _quantize_rows_kernel[(rows,)](
+        values, scales, x, x if scaling.scale is None else scaling.scale, scaling.bound or 0.0,
+        IN=in_features, IS_STATIC=scaling.kind == "static", HAS_BOUND=scaling.bound is not None,
+        BLOCK=block, LARGEST=LARGEST, SMALLEST_PEAK=SMALLEST_PEAK, PDL=pdl,
+        num_warps=min(32, max(4, block // 1024)), **dependent,
+    )  # fmt: skip
+    return QuantizedRows(values, scales)

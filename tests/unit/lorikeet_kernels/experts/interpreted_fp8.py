@@ -1,0 +1,168 @@
+"""Cases of the FP8 ops for the Triton interpreter, run by test_fp8_interpreted.py, a process for each.
+
+The interpreter does not round to e4m3 as devices do, so what is quantised here has its scale a power of two
+and values that e4m3 has; its products of e4m3 are exact.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from triton.runtime import interpreter
+
+from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
+from lorikeet_kernels.dense.fp8_linear import fp8_linear_reference
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight, quantize_channels, row_blocks
+from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation_reference
+from lorikeet_kernels.dense.quantize_rows import (
+    ActivationScaling,
+    launch_quantize,
+    quantize_rows_reference,
+)
+from lorikeet_kernels.experts.expert_blocks import expert_blocks_reference
+from lorikeet_kernels.experts.expert_linear import expert_linear_reference
+from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
+from lorikeet_kernels.experts.moe_sum import moe_sum_parts_reference
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.moe_groups import make_moe_groups
+from lorikeet_kernels.testing import TOLERANCE, relative_error
+from lorikeet_kernels.tiling.dense_tiles import DenseTiles
+from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
+
+_patch_tensor = interpreter._patch_lang_tensor
+ACTIVATION = GatedActivation(1.702, 1.5, 1.0)
+TOKEN, GROUPS = ActivationScaling("token"), ActivationScaling("group")
+
+
+def _patch_tensor_for_numpy(tensor: Any, scope: Any) -> None:
+    """Triton 3.6 turns arrays of one element into loop bounds by int(), which NumPy 2.4 refuses."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = _patch_tensor_for_numpy
+
+
+def representable(rows: int, columns: int, group: int) -> torch.Tensor:
+    """Values of e4m3 times a power of two for each group, whose largest is 448 times it; a group of zeros."""
+    codes = torch.randint(0, 127, (rows, columns), dtype=torch.uint8)
+    values = codes.view(torch.float8_e4m3fn).float() * (1 - 2 * torch.randint(0, 2, (rows, columns)))
+    for first in range(0, columns, group):
+        values[:, first] = 448.0
+        values[:, first : first + group] *= 2.0 ** torch.randint(-5, 3, (rows, 1))
+    values[0, :group] = 0.0
+    return values
+
+
+def check_quantize_rows() -> None:
+    """Every scaling, ragged groups, a bound that cuts, more rows than a program has."""
+    for rows, columns in ((1, 128), (37, 200), (5, 513)):
+        for dtype in (torch.float32, torch.float16):
+            cases = (
+                (representable(rows, columns, 128), GROUPS),
+                (representable(rows, columns, columns), TOKEN),
+                (representable(rows, columns, columns), ActivationScaling("token", bound=448.0)),
+                (representable(rows, columns, columns), ActivationScaling("static", torch.tensor([2.0**-5]))),
+            )
+            for x, scaling in cases:
+                got = launch_quantize(x.to(dtype), scaling)
+                expected = quantize_rows_reference(x.to(dtype), scaling)
+                assert torch.equal(got.scales, expected.scales)
+                assert torch.equal(got.values.float(), expected.values.float())
+
+
+def random_weight(experts: int, heights: list[int], columns: int, kind: str, order: str | None) -> Fp8Weight:
+    """Of matrices one below the other, or row by row in turn."""
+    rows = sum(heights)
+    values, scales = quantize_channels(torch.randn(experts, rows, columns))
+    if kind == "channel":
+        return Fp8Weight(values, scales, TOKEN)
+    count = sum(-(-height // 128) for height in heights)
+    scales = torch.rand(experts, count, -(-columns // 128)) + 0.5
+    return Fp8Weight(values, scales / 448, GROUPS, row_blocks(heights, is_interleaved=order == "interleaved"))
+
+
+def check_gemm(kind: str, hidden: int, inner: int, tiles: ExpertTiles) -> None:
+    """gate_up in both row orders with bias, limit and delta; down with routed weights, whole and split."""
+    experts, top_k, tokens = 4, 2, 9
+    dtype = torch.float32
+    x = torch.randn(tokens, hidden)
+    bias, down_bias = torch.randn(experts, 2 * inner), torch.randn(experts, hidden)
+    ids = torch.rand(tokens, experts).topk(top_k, dim=1).indices.to(torch.int32)
+    weights = torch.rand(tokens, top_k)
+    none = torch.full((tokens,), -1, dtype=torch.int32)
+    groups = make_moe_groups(ids, make_lora_segments(none, 1), experts)
+    blocks = expert_blocks_reference(ids, experts, tiles.block_rows)
+    for row_order in ("interleaved", "concatenated"):
+        gate_up = random_weight(experts, [inner, inner], hidden, kind, row_order)
+        v = torch.empty(tokens, top_k, 2 * inner)
+        expert_linear_reference(x, gate_up, groups, v, bias=bias)
+        rows = quantize_rows_reference(x, gate_up.activations)
+        for added in (None, torch.randn_like(v)):
+            act = torch.full((tokens, top_k, inner), float("nan"))
+            fp8_gemm(
+                rows, gate_up, blocks, act, tiles,
+                bias=bias, activation=ACTIVATION, row_order=row_order, delta=added,
+            )  # fmt: skip
+            whole = v if added is None else v + added
+            expected = gated_activation_reference(whole, ACTIVATION, row_order=row_order)
+            assert relative_error(act, expected) < 4 * TOLERANCE[dtype]
+    down = random_weight(experts, [hidden], inner, kind, None)
+    act = torch.randn(tokens, top_k, inner)
+    rows = quantize_rows_reference(act, down.activations)
+    expected = torch.empty(tokens, top_k, hidden)
+    expert_linear_reference(act, down, groups, expected, bias=down_bias, topk_weights=weights)
+    out = torch.full_like(expected, float("nan"))
+    fp8_gemm(rows, down, blocks, out, tiles, bias=down_bias, topk_weights=weights)
+    assert relative_error(out, expected) < 4 * TOLERANCE[dtype]
+    parts = torch.full((2, *out.shape), float("nan"))
+    fp8_gemm(rows, down, blocks, parts, replace(tiles, splits=2))
+    whole = torch.empty(tokens, hidden)
+    moe_sum_parts_reference(parts, whole, ids, weights, bias=down_bias)
+    assert relative_error(whole, expected.sum(1)) < 6 * TOLERANCE[dtype]
+
+
+def check_channels() -> None:
+    """Ragged widths, a step that does not divide them."""
+    check_gemm("channel", 40, 24, ExpertTiles("decode", 16, 32, 16, 1, 4))
+
+
+def check_ragged_blocks() -> None:
+    """Blocks that end within the matrix, gate's rows no multiple of 128; a step of half a block."""
+    check_gemm("block", 200, 152, ExpertTiles("decode", 16, 64, 64, 1, 4))
+
+
+def check_whole_blocks() -> None:
+    """Scales that all rows of a program share; more rows than a block of pairs."""
+    check_gemm("block", 256, 128, ExpertTiles("prefill", 16, 128, 128, 1, 4))
+    check_gemm("block", 128, 256, ExpertTiles("prefill", 16, 64, 128, 1, 4))
+
+
+def check_dense() -> None:
+    """Rows beyond a tile, ragged widths, scales by channel, by shared and by ragged blocks; a bias."""
+    for heights, columns in (([128, 128], 256), ([72, 40, 40], 200)):
+        for kind in ("channel", "block"):
+            stacked = random_weight(1, heights, columns, kind, None).expert(0)
+            bias = torch.randn(stacked.shape[0])
+            for rows, tiles in ((1, DenseTiles(16, 32, 64, 1, 4)), (19, DenseTiles(16, 64, 128, 1, 4))):
+                x = torch.randn(rows, columns)
+                for b in (None, bias):
+                    got = torch.full((rows, stacked.shape[0]), float("nan"))
+                    dense_fp8_gemm(quantize_rows_reference(x, stacked.activations), stacked, got, tiles, b)
+                    assert relative_error(got, fp8_linear_reference(x, stacked, b)) < 2e-6
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "quantize_rows": check_quantize_rows,
+    "channels": check_channels,
+    "ragged_blocks": check_ragged_blocks,
+    "whole_blocks": check_whole_blocks,
+    "dense": check_dense,
+}
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    CASES[sys.argv[1]]()

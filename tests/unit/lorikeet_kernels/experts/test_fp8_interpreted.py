@@ -1,0 +1,21 @@
+"""The FP8 ops' Triton kernels under the interpreter, which needs processes of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = ("quantize_rows", "channels", "ragged_blocks", "whole_blocks", "dense")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_match_references_under_the_interpreter(case: str) -> None:
+    """See interpreted_fp8.py for what a case covers."""
+    script = Path(__file__).with_name("interpreted_fp8.py")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), case], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
