@@ -1,7 +1,8 @@
 """`python -m lorikeet_kernels.tune`: time tiles on this GPU and write its table.
 
 Prints each result, writes the table after each, so an interrupted run resumes where it stopped; ends at
---minutes. With --processes candidates are compiled beside each other first, into Triton's disk cache.
+--minutes. With --processes candidates are compiled beside each other first, into Triton's disk cache. With
+--check-rule it writes no table but prints what the rule of `tiling.select` loses against it.
 """
 
 import argparse
@@ -18,7 +19,17 @@ import torch
 
 from lorikeet_kernels.benchmarking.bench_problem import DENSE, MODELS
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
-from lorikeet_kernels.benchmarking.tune_cases import Case, Launch, Tiles, dense_cases, moe_cases
+from lorikeet_kernels.benchmarking.rule_check import (
+    UNMEASURED,
+    RuleRow,
+    check,
+    checked_points,
+    line,
+    rows_as_json,
+    summary,
+    tiles_to_time,
+)
+from lorikeet_kernels.benchmarking.tune_cases import Case, Launch, compiles, dense_cases, moe_cases
 from lorikeet_kernels.benchmarking.tune_plan import (
     TunePoint,
     candidates,
@@ -29,8 +40,6 @@ from lorikeet_kernels.benchmarking.tune_plan import (
 )
 from lorikeet_kernels.tiling import select_tiles
 from lorikeet_kernels.tiling.tile_table import TileEntry, TileTable, file_of, parse
-
-UNMEASURED = "a card without a table"
 
 
 def fastest(case: Case, stage: str, block_m: int) -> tuple[dict[str, Any], float, float]:
@@ -43,21 +52,12 @@ def fastest(case: Case, stage: str, block_m: int) -> tuple[dict[str, Any], float
     rule = select_tiles(stage, case.shape, block_m, UNMEASURED)
     for tiles in (rule, *candidates(stage, case.shape, block_m)):
         launches = case.launches(tiles)
-        if _compiles(launches[0], tiles):
+        if compiles(launches[0], str(tiles)):
             timed[str(tiles)] = launches
             known[str(tiles)] = {k: v for k, v in asdict(tiles).items() if k != "slot_scan"}
     times = time_interleaved(timed)
     best = min(times, key=times.__getitem__)
     return known[best], times[best], times.get(str(rule), float("nan"))
-
-
-def _compiles(launch: Launch, tiles: Tiles) -> bool:
-    try:
-        launch()
-    except RuntimeError as error:  # Triton's OutOfResources: too much shared memory or too many registers
-        sys.stdout.write(f"  {tiles}: {error}\n")
-        return False
-    return True
 
 
 def tune_case(case: Case, table: TileTable) -> TileTable:
@@ -85,7 +85,37 @@ def compile_share(cases: Iterable[Case], table: TileTable, share: int, shares: i
             for tiles in (rule, *candidates(stage, case.shape, block_m)):
                 number += 1
                 if number % shares == share:
-                    _compiles(case.launches(tiles)[0], tiles)
+                    compiles(case.launches(tiles)[0], str(tiles))
+
+
+def _check_rule(options: argparse.Namespace, table: TileTable, points: Sequence[TunePoint]) -> None:
+    """Print what the rule loses at the points that the table holds, until done or out of minutes."""
+    deadline = time.monotonic() + options.minutes * 60
+    names = options.model or [shape.name for shape in (*MODELS, *DENSE)]
+    rows: list[RuleRow] = []
+    share, shares = map(int, (options.share or "0/0").split("/"))
+    number = 0
+    for name, point in checked_points(table, names, points):
+        cases = _cases([name], point, options.adapters, cold=not shares)
+        if shares:
+            for case in cases:
+                for stage, block_m in case.stages():
+                    for tiles in tiles_to_time(case, stage, block_m, table.device, every=options.every):
+                        number += 1
+                        if number % shares == share:
+                            compiles(case.launches(tiles)[0], str(tiles))
+            continue
+        if time.monotonic() > deadline:
+            sys.stdout.write("out of time\n")
+            break
+        for row in check(cases, table, every=options.every):
+            rows.append(row)
+            sys.stdout.write(line(row) + "\n")
+            sys.stdout.flush()
+    if not shares:
+        sys.stdout.write(summary(rows) + "\n")
+        if options.times:
+            options.times.write_text(rows_as_json(rows))
 
 
 def _cases(names: Sequence[str], point: TunePoint, num_slots: int, *, cold: bool) -> Iterator[Case]:
@@ -118,6 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--processes", type=int, default=0, help="compile first, in so many processes")
     parser.add_argument("--out", type=Path, help="the table; by default the shipped one of this device")
+    parser.add_argument("--check-rule", action="store_true", help="time the rule against the table instead")
+    parser.add_argument("--every", action="store_true", help="with it: time all candidates too")
+    parser.add_argument("--times", type=Path, help="with it: write all times as JSON")
     parser.add_argument("--share", help=argparse.SUPPRESS)
     return parser
 
@@ -139,6 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if options.from_trace:
         points = points_of_trace(options.from_trace.read_text())
+    if options.check_rule:
+        if options.processes and not options.share:
+            _compile_beside_each_other(arguments, options.processes)
+        _check_rule(options, table, points)
+        return 0
     if options.share:
         share, shares = map(int, options.share.split("/"))
         every = (case for point in points for case in _cases(names, point, options.adapters, cold=False))

@@ -1,5 +1,6 @@
 """One op at one shape over cold inputs, as tune launches it: MoE projections and dense ones."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,16 @@ from lorikeet_kernels.tiling import (
 
 Tiles = PairTiles | RegisterTiles | ShrinkTiles | ExpandTiles
 Launch = Callable[[], None]
+
+
+def compiles(launch: Launch, name: str) -> bool:
+    """Launch once; False, and a line to say so, where the tiles that `name` names do not fit the card."""
+    try:
+        launch()
+    except RuntimeError as error:  # Triton's OutOfResources: too much shared memory or too many registers
+        sys.stdout.write(f"  {name}: {error}\n")
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
