@@ -81,7 +81,9 @@ def _compiles(launch: Launch) -> str:
     return ""
 
 
-def tune(model: MoeModel, num_tokens: int, storage: Weights, until: float) -> None:
+def tune(
+    model: MoeModel, num_tokens: int, storage: Weights, until: float, *, only_compiles: bool = False
+) -> None:
     """Time one model at one number of tokens, and print what was found."""
     generator = torch.Generator().manual_seed(num_tokens)
     scores = torch.rand(num_tokens, model.num_experts, generator=generator)
@@ -103,6 +105,8 @@ def tune(model: MoeModel, num_tokens: int, storage: Weights, until: float) -> No
             if refusal:
                 sys.stdout.write(f"  {tiles}: {refusal}\n")
                 del made[tiles]
+        if only_compiles:
+            continue
         if time.monotonic() > until:
             sys.stdout.write("  out of time\n")
             return
@@ -119,6 +123,8 @@ def tune(model: MoeModel, num_tokens: int, storage: Weights, until: float) -> No
             if is_gate_up not in kept or us < kept[is_gate_up][0]:
                 kept[is_gate_up] = (us, tiles)
         sys.stdout.flush()
+    if only_compiles:
+        return
     both = [kept for kept in best.values() if len(kept) == 2]
     chosen = min(both, key=lambda kept: kept[True][0] + kept[False][0])
     entry = {
@@ -137,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", default="16,4096")
     parser.add_argument("--storage", default="fp8_block", choices=("fp8_block", "fp8_channel"))
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--only-compile", action="store_true", help="into Triton's cache, for a later run")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.stderr.write("tune_experts: needs a GPU, torch.cuda.is_available() is False here\n")
@@ -146,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.models.split(","):
         for num_tokens in map(int, options.tokens.split(",")):
             if time.monotonic() < until:
-                tune(models[name], num_tokens, options.storage, until)
+                tune(models[name], num_tokens, options.storage, until, only_compiles=options.only_compile)
                 torch.cuda.empty_cache()
     return 0
 
