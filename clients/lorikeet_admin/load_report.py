@@ -57,6 +57,9 @@ def show(result: BenchResult, output: Output) -> None:
             loaded += f" loaded in {server.adapter_load_s:.2f} s"
         place = f" on {server.device}" if server.device else ""
         console.print(f"{server.model} in {server.dtype}{place}{started}{loaded}")
+        if server.startup_phases:
+            parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in server.startup_phases.items())
+            console.print(f"start-up, s: {parts}")
     runs = len(result.points[0].repeats)
     console.print(
         f"timed at the {result.boundary}; {'one run' if runs == 1 else f'medians of {runs} runs'} a point"

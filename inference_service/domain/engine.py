@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from inference_service.domain.start_phases import PhaseSeconds
+
 
 class BackendUnusableError(Exception):
     """The backend cannot be built as configured: model, device or memory. The message says all."""
@@ -28,7 +30,10 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The loaded model, sent once when the engine is ready. `lora_schema` is the schema's canonical JSON."""
+    """The loaded model, sent once when the engine is ready. `lora_schema` is the schema's canonical JSON.
+
+    `start_phases` are seconds of the process's way to being ready; some ran side by side.
+    """
 
     model_name: str
     architecture: str
@@ -38,6 +43,7 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     limits: EngineLimits
     lora_schema: bytes
+    start_phases: PhaseSeconds = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class ModelFacts:
     lora_schema: bytes
     max_context_tokens: int
     num_blocks: int
+    start_phases: PhaseSeconds = ()  # of the backend's share of the start
 
 
 @dataclass(frozen=True, slots=True)

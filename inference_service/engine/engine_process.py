@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from inference_service.domain.engine import BackendUnusableError, EngineInfo, EngineLimits
+from inference_service.domain.start_phases import StartPhases
 from inference_service.engine.channel import Endpoints, EngineSide
 from inference_service.engine.config import EngineConfig
 from inference_service.engine.engine_loop import EngineLoop
@@ -51,21 +52,28 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.path.extend(path for path in launch.import_path if path not in sys.path)
     configure_logging(json=launch.config.log_json, level=launch.config.log_level)
-    return run_engine(launch.config, launch.endpoints)
+    phases = StartPhases()
+    phases.note("process", time.monotonic() - launch.spawned_s)
+    return run_engine(launch.config, launch.endpoints, phases)
 
 
-def run_engine(config: EngineConfig, endpoints: Endpoints) -> int:
+def run_engine(config: EngineConfig, endpoints: Endpoints, phases: StartPhases) -> int:
     """Load the backend, then turn the loop until told to end; returns the exit status."""
     waker = Waker()
     side = EngineSide(endpoints, (waker.fd, _STDIN))
     executor = ThreadPoolExecutor(config.num_load_threads, thread_name_prefix="adapter-load")
     is_ready = False
     try:
-        backend = load_factory(config.backend_factory)(backend_config(config))
-        collector = StepCollector()
-        loop = build_loop(config, backend, side, waker, executor, collector)
-        collector.take_over()
-        side.send(Ready(engine_info(config, backend)))
+        with phases.phase("import"):
+            factory = load_factory(config.backend_factory)
+        backend = factory(backend_config(config))
+        for name, seconds in backend.info.start_phases:
+            phases.note(name, seconds)
+        with phases.phase("loop"):
+            collector = StepCollector()
+            loop = build_loop(config, backend, side, waker, executor, collector)
+            collector.take_over()
+        side.send(Ready(engine_info(config, backend, phases)))
         is_ready = True
         loop.run()
     except BackendUnusableError as error:
@@ -135,7 +143,7 @@ def build_loop(
     )
 
 
-def engine_info(config: EngineConfig, backend: Backend) -> EngineInfo:
+def engine_info(config: EngineConfig, backend: Backend, phases: StartPhases) -> EngineInfo:
     """What the front end is told of the engine."""
     facts = backend.info
     return EngineInfo(
@@ -162,6 +170,7 @@ def engine_info(config: EngineConfig, backend: Backend) -> EngineInfo:
             block_tokens=config.block_tokens,
             num_blocks=facts.num_blocks,
         ),
+        start_phases=phases.all(),
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import sys
+import time
 import uuid
 
 import msgspec
@@ -142,7 +143,7 @@ async def _spawn(config: EngineConfig) -> tuple[asyncio.subprocess.Process, Fron
     side: FrontSide | None = None
     try:
         endpoints = Endpoints(f"ipc://{directory.path}/in", f"ipc://{directory.path}/out")
-        launch = Launch(config, endpoints, os.getpid(), tuple(sys.path))
+        launch = Launch(config, endpoints, os.getpid(), tuple(sys.path), time.monotonic())
         side = FrontSide(endpoints)
         # Standard input stays open for our whole life: its end tells the engine that we are gone.
         process = await asyncio.create_subprocess_exec(

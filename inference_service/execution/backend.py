@@ -9,6 +9,7 @@ import structlog
 import torch
 
 from inference_service.domain.engine import ModelFacts
+from inference_service.domain.start_phases import StartPhases
 from inference_service.execution.adapter_layout import AdapterPlacer
 from inference_service.execution.batch_builder import BatchBuilder
 from inference_service.execution.compile_counter import CompileCounter
@@ -25,7 +26,7 @@ from inference_service.execution.sampler import TokenSampler
 from inference_service.execution.step_buffers import StepBuffers, StepShape
 from inference_service.execution.step_graphs import StepGraphs
 from inference_service.execution.step_shapes import StepShapes, graph_sizes
-from inference_service.execution.warm_up import Phases, StepLimits, warm_up
+from inference_service.execution.warm_up import StepLimits, warm_up
 from inference_service.execution.warm_up_ops import can_capture
 from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
 from inference_service.ports import DeviceArena, HostPool
@@ -71,7 +72,7 @@ def _read_threads() -> int:
     return max(2, min(_MAX_READ_THREADS, len(os.sched_getaffinity(0)) - 2))
 
 
-def _host_memory(num_bytes: int, device: torch.device, phases: Phases) -> HostMemory:
+def _host_memory(num_bytes: int, device: torch.device, phases: StartPhases) -> HostMemory:
     """Page-locking takes seconds: it runs beside the loading of the weights."""
     if device.type == "cpu":
         return PageableMemory()
@@ -85,15 +86,17 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
     Raises:
         ModelError: the model directory cannot be served, or does not fit the device; the message says why.
     """
-    device = _device(config.device)
+    phases = StartPhases()
+    with phases.phase("device"):
+        device = _device(config.device)
+        memory = device_memory(device)
     torch.set_num_threads(config.num_threads or _default_threads())
     description = describe_model(Path(config.model_dir))
     dtype = compute_dtype(description, config.dtype, device)
-    plan = plan_memory(config, description, dtype, device, device_memory(device))
+    plan = plan_memory(config, description, dtype, device, memory)
     if device.type == "cuda":
         check_host_pool(plan)
     log.info("engine.memory_planned", device=str(device), **plan.fields())
-    phases = Phases()
     readers = ThreadPoolExecutor(_read_threads(), thread_name_prefix="adapter-read")
     host_memory = readers.submit(_host_memory, plan.host_pool_bytes, device, phases)
     with phases.phase("weights"):
@@ -136,7 +139,7 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         compiled = CompileCounter(graphs)
         warm_up(forward, graphs, runner, builder, _limits(config, plan), phases)
         compiled.ready()
-    log.info("engine.loaded", device=str(device), graphs=len(graphs), **phases.seconds)
+    log.info("engine.loaded", device=str(device), graphs=len(graphs), **_fields(phases))
     info = ModelFacts(
         model_name=Path(config.model_dir).resolve().name,
         architecture=description.architecture,
@@ -147,8 +150,13 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         lora_schema=model.schema.to_json(),
         max_context_tokens=plan.max_context_tokens,
         num_blocks=plan.num_blocks,
+        start_phases=phases.all(),
     )
     return DeviceBackend(info, runner, host_pool, arena, compiled)
+
+
+def _fields(phases: StartPhases) -> dict[str, float]:
+    return {f"{name}_s": seconds for name, seconds in phases.all()}
 
 
 def make_builder(config: BackendConfig, table: RequestTable, forward: ForwardPass) -> BatchBuilder:

@@ -1,14 +1,14 @@
 """What a GPU backend does before it is ready: compile what can come up, load libraries, capture graphs."""
 
-import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from inference_service.domain.engine import BackendUnusableError
 from inference_service.domain.sampling import SamplingParams
+from inference_service.domain.start_phases import StartPhases
 from inference_service.domain.step import NewRequest, ScheduledRequest, SchedulerOutput
 from inference_service.execution.batch_builder import BatchBuilder
 from inference_service.execution.forward_pass import ForwardPass
@@ -20,9 +20,11 @@ from inference_service.execution.warm_up_ops import (
     warm_up_moes,
     warm_up_sampler,
 )
+from lorikeet_kernels.launch.compile_ahead import compile_ahead
 
 # The host's path is the same for all these lengths; they differ in what a matrix library chooses for them.
 _LENGTHS = (1, 2, 3, 8, 16, 17, 32, 64, 100, 128, 200, 256, 257, 384, 512, 768, 1000, 1024, 1536)
+_MAX_COMPILE_THREADS = 16
 _PLAIN = SamplingParams(max_tokens=1, temperature=0.0)
 _FULL = SamplingParams(max_tokens=1, temperature=1.0, top_k=5, top_p=0.9, logprobs=1, prompt_logprobs=1)
 
@@ -38,44 +40,25 @@ class StepLimits:
     block_tokens: int
 
 
-@dataclass(slots=True)
-class Phases:
-    """Seconds of the start's parts, for the log."""
-
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-
-    @contextmanager
-    def phase(self, name: str) -> Generator[None]:
-        """Time a part."""
-        begun_s = time.monotonic()
-        yield
-        self.seconds[f"{name}_s"] = round(time.monotonic() - begun_s, 3)
-
-
 def warm_up(
     forward: ForwardPass,
     graphs: StepGraphs,
     runner: BatchModelRunner,
     builder: BatchBuilder,
     limits: StepLimits,
-    phases: Phases,
+    phases: StartPhases,
 ) -> None:
     """Launch everything once that requests can make the device launch, then capture. GPU only.
 
     Slots are empty and the cache's blocks nobody's yet: what these steps write there is never read.
     """
     device = forward.sampled.device
-    with phases.phase("compile"), torch.inference_mode():
-        # Prompt log-probabilities take 64 rows at a time through the output head.
-        warm_up_linears(
-            forward, max_tokens=limits.max_step_tokens, max_sampled=max(64, limits.max_running_requests)
-        )
-        warm_up_moes(forward, max_tokens=limits.max_step_tokens)
-        warm_up_attentions(
-            forward, max_requests=limits.max_running_requests, max_context_tokens=limits.max_context_tokens
-        )
-        warm_up_sampler(forward, max_requests=limits.max_running_requests)
-        torch.cuda.synchronize(device)
+    with torch.inference_mode():
+        with phases.phase("compile"):
+            compile_ahead(lambda: launch_ops(forward, limits), _compile_threads())
+        with phases.phase("launch"):
+            launch_ops(forward, limits)
+            torch.cuda.synchronize(device)
     with phases.phase("steps"):
         # Steps of fixed shapes run once more before they are captured.
         run_steps(runner, limits, () if builder.shapes.token_counts else _LENGTHS)
@@ -83,6 +66,24 @@ def warm_up(
     with phases.phase("capture"), torch.inference_mode():
         capture_all(graphs, builder)
         torch.cuda.synchronize(device)
+
+
+def _compile_threads() -> int:
+    """All cores: loading is over. More than these wait for the interpreter's lock and nothing else."""
+    return min(_MAX_COMPILE_THREADS, len(os.sched_getaffinity(0)))
+
+
+def launch_ops(forward: ForwardPass, limits: StepLimits) -> None:
+    """Each distinct kernel that batches within `limits` can launch, once."""
+    # Prompt log-probabilities take 64 rows at a time through the output head.
+    warm_up_linears(
+        forward, max_tokens=limits.max_step_tokens, max_sampled=max(64, limits.max_running_requests)
+    )
+    warm_up_moes(forward, max_tokens=limits.max_step_tokens)
+    warm_up_attentions(
+        forward, max_requests=limits.max_running_requests, max_context_tokens=limits.max_context_tokens
+    )
+    warm_up_sampler(forward, max_requests=limits.max_running_requests)
 
 
 def capture_all(graphs: StepGraphs, builder: BatchBuilder) -> None:

@@ -123,6 +123,7 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
             down_site=experts.sites.down,
             row_order=experts.row_order,
             max_tokens=max_tokens,
+            grouped_only=True,
         )
     return count
 

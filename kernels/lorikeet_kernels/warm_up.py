@@ -39,8 +39,13 @@ def warm_up_moe(
     down_site: int,
     row_order: RowOrder,
     max_tokens: int,
+    grouped_only: bool = False,
 ) -> int:
-    """Launch each distinct kernel of a MoE layer's LoRA branch on base-only rows; returns how many."""
+    """Launch each distinct kernel of a MoE layer's LoRA branch on base-only rows; returns how many.
+
+    With `grouped_only` batches are left out whose pairs go ungrouped: where `moe_experts` runs the layer,
+    their deltas are made there, by kernels that `warm_up_experts` launches.
+    """
     device, dtype = tables.arena.device, tables.arena.dtype
     name = torch.cuda.get_device_name(device)
     num_slots, rank = tables.rank.shape[0], tables.max_rank
@@ -50,6 +55,8 @@ def warm_up_moe(
         up = OpShape("gate_up", hidden, 2 * inner, rank, pairs)
         down = OpShape("down", inner, hidden, rank, pairs)
         if is_ungrouped(pairs, num_experts, num_slots):
+            if grouped_only:
+                continue
             choice: object = (select_pair(up, name), select_pair(down, name))
         else:
             block_m = select_block_m(pairs, num_experts, num_slots)

@@ -19,7 +19,7 @@ from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.sampling.penalties import Penalties, penalize
 from lorikeet_kernels.sampling.sample_rows import FEW_ROWS, sample_rows
 from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
-from lorikeet_kernels.tiling import is_ungrouped
+from lorikeet_kernels.tiling import OpShape, is_ungrouped, select_pair
 from lorikeet_kernels.tiling.attention_tiles import select_decode
 from lorikeet_kernels.tiling.dense_tiles import select_dense, uses_torch
 from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
@@ -49,8 +49,7 @@ def warm_up_experts(
         pairs = num_tokens * top_k
         shape = MoeShape(experts_kind(gate_up.weight), hidden, num_rows // 2, num_experts, pairs)
         tiles = select_experts(shape, name, batch_invariant=batch_invariant)
-        grouped = lora is not None and not is_ungrouped(pairs, num_experts, lora.segments.num_slots)
-        choice = (tiles, cut_kind(pairs), grouped)
+        choice = (tiles, cut_kind(pairs), _lora_choice(lora, hidden, num_rows, num_experts, pairs, name))
         if choice in seen:
             continue
         seen.add(choice)
@@ -81,6 +80,19 @@ def warm_up_fp8_linear(
         for batch_invariant in (False, True):
             fp8_linear(x, weight, bias, batch_invariant=batch_invariant)
     return len(seen)
+
+
+def _lora_choice(
+    lora: ExpertsLora | None, hidden: int, num_rows: int, num_experts: int, num_pairs: int, device: str
+) -> object:
+    """What the adapters of a batch change about the launches of `moe_experts`."""
+    if lora is None or not is_ungrouped(num_pairs, num_experts, lora.segments.num_slots):
+        return None if lora is None else "grouped"
+    rank = lora.tables.max_rank
+    return tuple(
+        select_pair(OpShape(*shape, rank, num_pairs), device)
+        for shape in (("gate_up", hidden, num_rows), ("down", num_rows // 2, hidden))
+    )
 
 
 def warm_up_attention(

@@ -73,6 +73,7 @@ def make_backend(config: BackendConfig) -> FakeBackend:
         lora_schema=b"{}",
         max_context_tokens=config.max_context_tokens or 1000,
         num_blocks=config.num_blocks or 256,
+        start_phases=(("weights", 1.5),),
     )
     runner = MortalRunner(arena, config.block_tokens, config.max_running_requests, knobs.get("step_s", 0.0))
     return FakeBackend(info, runner, pool, arena)

@@ -87,4 +87,5 @@ async def server_facts(plan: EnginePlan, engine: LoadedEngine) -> ServerFacts:
         compilations=status.compilations,
         preemptions=status.preemptions,
         settings=settings_facts(plan),
+        startup_phases=dict(info.start_phases),
     )

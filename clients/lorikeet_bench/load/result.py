@@ -44,6 +44,7 @@ class PointResult:
 class ServerFacts:
     """What was measured. `startup_s` is from spawning the process to READY; None where it ran already.
 
+    `startup_phases` are the engine's seconds of it; some phases run side by side, others are not named.
     `compilations` are kernel compilations and graph captures after READY.
     """
 
@@ -57,6 +58,7 @@ class ServerFacts:
     compilations: int
     preemptions: int = 0
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    startup_phases: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,26 +35,31 @@ class TileTable:
     device: str
     measured: str
     entries: Sequence[TileEntry]
+    # A start asks for some ten thousand shapes, and few entries are of a shape's sizes.
+    _same_sizes: Mapping[object, Sequence[TileEntry]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found: dict[object, list[TileEntry]] = {}
+        for entry in self.entries:
+            found.setdefault(_sizes(entry.stage, entry.shape, entry.block_m), []).append(entry)
+        object.__setattr__(self, "_same_sizes", found)
 
     def nearest(self, stage: str, shape: OpShape, block_m: int = 0) -> TileEntry | None:
         """The entry of the same op, sizes and block_m with the closest number of pairs, if close enough."""
         best: TileEntry | None = None
         best_distance = NEAREST
-        for entry in self.entries:
-            at = entry.shape
-            if entry.stage != stage or entry.block_m != block_m or _sizes(stage, at) != _sizes(stage, shape):
-                continue
-            distance = abs(math.log2(at.num_pairs / max(1, shape.num_pairs)))
+        for entry in self._same_sizes.get(_sizes(stage, shape, block_m), ()):
+            distance = abs(math.log2(entry.shape.num_pairs / max(1, shape.num_pairs)))
             if distance <= best_distance:
                 best, best_distance = entry, distance
         return best
 
 
-def _sizes(stage: str, shape: OpShape) -> tuple[str, int, int, int]:
+def _sizes(stage: str, shape: OpShape, block_m: int) -> tuple[str, int, str, int, int, int]:
     # a shrink never sees the output's width, nor an expand the input's
     in_features = 0 if stage == "expand" else shape.in_features
     out_features = 0 if stage == "shrink" else shape.out_features
-    return shape.op, in_features, out_features, shape.max_rank
+    return stage, block_m, shape.op, in_features, out_features, shape.max_rank
 
 
 def file_of(device: str) -> Path:

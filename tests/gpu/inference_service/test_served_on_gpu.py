@@ -113,4 +113,4 @@ async def test_a_start_says_where_its_time_went(tmp_path: Path) -> None:
     (loaded,) = [line for line in lines if line["event"] == "engine.loaded"]
     print(loaded)
     assert loaded["graphs"] > 0
-    assert all(loaded[f"{phase}_s"] >= 0 for phase in ("weights", "compile", "steps", "capture"))
+    assert all(loaded[f"{phase}_s"] >= 0 for phase in ("weights", "compile", "launch", "steps", "capture"))

@@ -97,7 +97,7 @@ def test_random_weights_are_measured_with_random_adapters(tmp_path: Path) -> Non
     assert 4 <= point["routing"]["pairs"] <= 8
     assert server["adapter_bytes"] > 0
     assert server["settings"]["prefix_cache"] is False
-    assert server["startup_s"] > 0
+    assert 0 < sum(server["startup_phases"].values()) < server["startup_s"]
 
 
 @pytest.mark.long

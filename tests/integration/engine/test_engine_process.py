@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -250,6 +251,21 @@ async def test_engine_that_cannot_start_says_why() -> None:
     """The factory's error is in the message."""
     with pytest.raises(EngineDeadError, match="the model directory is empty"):
         await EngineClient.start(make_config(Path("/nonexistent"), "fail=1", log_level="critical"))
+
+
+async def test_an_engine_tells_how_long_its_start_took(tmp_path: Path) -> None:
+    """Its process, its backend's module, what the backend itself timed, and the loop, in this order."""
+    begun_s = time.monotonic()
+    engine = await EngineClient.start(make_config(tmp_path))
+    try:
+        elapsed_s = time.monotonic() - begun_s
+        phases = engine.info.start_phases
+        assert [name for name, _ in phases] == ["process", "import", "weights", "loop"]
+        assert dict(phases)["weights"] == 1.5
+        assert all(seconds >= 0 for _, seconds in phases)
+        assert 0 < sum(seconds for name, seconds in phases if name != "weights") < elapsed_s
+    finally:
+        await engine.close()
 
 
 async def test_load_unload_and_news(engine: EngineClient, tmp_path: Path) -> None:

@@ -42,6 +42,15 @@ def test_a_device_that_is_not_known_is_not_named(capsys: pytest.CaptureFixture[s
     assert "m in float32 on cpu, " in shown(replace(RESULT, servers=(replace(FACTS, device="cpu"),)), capsys)
 
 
+def test_a_start_is_told_phase_by_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the engine told them; a node elsewhere does not."""
+    assert "start-up" not in shown(RESULT, capsys)
+    started = replace(FACTS, startup_s=9.0, startup_phases={"process": 4.25, "weights": 2.5})
+    text = shown(replace(RESULT, servers=(started,)), capsys)
+    assert "ready after 9.0 s" in text
+    assert "start-up, s: process 4.2, weights 2.5" in text
+
+
 def test_routing_that_is_not_judged_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """75 % of even would void random weights."""
     text = shown(RESULT, capsys)

@@ -12,7 +12,7 @@ from inference_service.execution.backend import DeviceBackend, load_backend, mak
 from inference_service.execution.config import BackendConfig
 from inference_service.execution.request_table import RequestTable
 from inference_service.execution.step_buffers import StepInputs
-from inference_service.execution.warm_up import Phases, StepLimits, capture_all, run_steps
+from inference_service.execution.warm_up import StepLimits, capture_all, run_steps
 from inference_service.execution.warm_up_ops import can_capture, linears
 from tests.support.fixtures import FIXTURES
 from tests.support.random_adapters import activate_random
@@ -104,17 +104,6 @@ def test_a_fixed_step_with_prompts_of_no_request_is_all_padding(tmp_path: Path) 
     assert inputs.slot_mapping.tolist() == [20 * 8] * 9
     assert inputs.source_rows.tolist() == [0] * 9
     assert inputs.places.numel() == 0
-
-
-def test_phases_are_timed() -> None:
-    """In order, in seconds."""
-    phases = Phases()
-    with phases.phase("a"):
-        pass
-    with phases.phase("b"):
-        pass
-    assert list(phases.seconds) == ["a_s", "b_s"]
-    assert all(seconds >= 0 for seconds in phases.seconds.values())
 
 
 def test_a_capture_that_fails_ends_the_start_with_advice(tmp_path: Path) -> None:
