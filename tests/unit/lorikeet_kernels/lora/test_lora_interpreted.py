@@ -9,9 +9,10 @@ import pytest
 
 
 @pytest.mark.timeout(280)
-def test_kernels_match_references_under_the_interpreter() -> None:
+@pytest.mark.parametrize("name", ["interpreted_lora.py", "interpreted_register_segments.py"])
+def test_kernels_match_references_under_the_interpreter(name: str) -> None:
     """Decode, grouped, dense and embedding kernels agree with the references in float32 and float16."""
-    script = Path(__file__).with_name("interpreted_lora.py")
+    script = Path(__file__).with_name(name)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
