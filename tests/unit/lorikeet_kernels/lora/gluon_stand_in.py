@@ -57,7 +57,7 @@ def install() -> None:
         """The interpreter compares annotations as text and knows tl.constexpr only."""
         return normalize(annotation.replace("gl.", "tl.") if isinstance(annotation, str) else annotation)
 
-    vars(jit)["_normalize_ty"] = normalize_either
+    setattr(jit, "_normalize_ty", normalize_either)  # noqa: B010 (it is private)
     sys.modules.update({module.__name__: module for module in (gluon, language, ampere)})
 
 
