@@ -23,6 +23,8 @@ own, since all its words flip together. 16-bit dtypes only.
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 # pyright: reportUnnecessaryComparison=false
 
+from functools import cache
+
 import torch
 import triton
 from triton.experimental import gluon
@@ -131,6 +133,7 @@ def _shrink_part(
     gl.store(turn_ptr + program, flipped)
 
 
+@cache
 def _waiting_sum(splits: int, vector: int, stride: int) -> str:
     """PTX of one thread's wait: load `vector` words of each split until all carry the phase, then sum them.
 
