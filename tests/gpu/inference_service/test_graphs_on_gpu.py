@@ -2,8 +2,8 @@
 
 import dataclasses
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 from inference_service.domain.step import NewRequest, ScheduledRequest, SchedulerOutput
 from inference_service.execution.backend import DeviceBackend
+from tests.support.device_waits import no_waiting
 from tests.support.golden import GOLDEN_MODELS, GoldenModel, prompts
 from tests.support.ingested import activate
 from tests.support.random_adapters import activate_random
@@ -41,16 +42,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(
         tmp_path_factory.mktemp("model"), hidden_size=64, moe_intermediate_size=32, head_dim=16
     )
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Any wait of the host for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_graphs_and_overlap_bring_the_same_tokens(model: Path) -> None:
@@ -88,26 +79,24 @@ def test_a_launch_waits_for_nothing(model: Path) -> None:
         min_tokens=2, held_back_token_ids=(2,), logit_bias=((3, 1.0),),
     )  # fmt: skip
 
-    def steps() -> None:
+    def steps(launching: Callable[[], AbstractContextManager[None]]) -> None:
         new = [
             NewRequest(f"r{n}", tuple(range(9 + n)), 9 + n, sampling, (4 * n, 4 * n + 1, 4 * n + 2), 0, n - 1)
             for n in range(3)
         ]
         first = tuple(ScheduledRequest(r.request_id, 0, r.num_prompt_tokens) for r in new)
-        runner.launch(SchedulerOutput(0, first, tuple(new)))
+        with launching():
+            runner.launch(SchedulerOutput(0, first, tuple(new)))
         for step in range(1, 4):
             shares = tuple(ScheduledRequest(r.request_id, r.num_prompt_tokens + step - 1, 1) for r in new)
-            runner.launch(SchedulerOutput(step, shares))
-            torch.cuda.set_sync_debug_mode("default")
+            with launching():
+                runner.launch(SchedulerOutput(step, shares))
             runner.collect()
-            torch.cuda.set_sync_debug_mode("error")
-        torch.cuda.set_sync_debug_mode("default")
         runner.collect()
         runner.execute(SchedulerOutput(9, (), finished=tuple(r.request_id for r in new)))
 
-    steps()  # makes the counts and the pinned memory that later ones take
-    with no_waiting():
-        steps()
+    steps(nullcontext)  # makes the counts and the pinned memory that later ones take
+    steps(no_waiting)
 
 
 @pytest.mark.parametrize("sizes", [None, (3, 7)])

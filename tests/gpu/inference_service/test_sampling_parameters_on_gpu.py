@@ -10,6 +10,7 @@ from inference_service.domain.step import NewRequest
 from inference_service.execution.logit_changes import LogitChanges
 from inference_service.execution.request_table import RequestState, RequestTable
 from inference_service.execution.sampler import TokenSampler
+from tests.support.device_waits import no_waiting
 
 VOCAB, STEPS = 32_000, 12
 PLAIN = SamplingParams(max_tokens=99, temperature=0.9, top_k=40, top_p=0.95)
@@ -69,13 +70,10 @@ def test_changes_do_not_wait_for_the_device() -> None:
     changes.apply(logits, states)  # compiles, and makes the pinned memory that later copies take
     for state in states:
         state.is_counted = False
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         for _ in range(2):
             changes.apply(logits, states)
             changes.count(chosen, states)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("num_requests", [1, 3, 8])

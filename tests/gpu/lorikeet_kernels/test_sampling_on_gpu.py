@@ -8,6 +8,7 @@ import torch
 from lorikeet_kernels.sampling.penalties import Penalties, penalize, penalize_reference
 from lorikeet_kernels.sampling.sampling import SamplingBatch, sample, sample_reference
 from lorikeet_kernels.sampling.top_k_bounds import top_k_bounds, top_k_bounds_reference
+from tests.support.device_waits import no_waiting
 
 GPU = torch.device("cuda")
 
@@ -134,12 +135,9 @@ def test_no_wait_for_the_device() -> None:
     penalties = Penalties(counts, places, places, values, values, values)
     penalize(logits, penalties)
     sample(logits, batch)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         penalize(logits, penalties)
         sample(logits, batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_rows_without_a_distribution() -> None:
