@@ -27,7 +27,7 @@ from inference_service.execution.step_buffers import StepBuffers, StepShape
 from inference_service.execution.step_graphs import StepGraphs
 from inference_service.execution.step_shapes import StepShapes, graph_sizes
 from inference_service.execution.warm_up import StepLimits, warm_up
-from inference_service.execution.warm_up_ops import can_capture
+from inference_service.execution.warm_up_ops import check_heads
 from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
 from inference_service.ports import DeviceArena, HostPool
 from lorikeet_kernels.dense.linear import ROW_TILE
@@ -136,6 +136,7 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
     runner = BatchModelRunner(forward, graphs, table, builder, TokenSampler(table))
     compiled = None
     if device.type == "cuda":
+        check_heads(model.decoder)
         compiled = CompileCounter(graphs)
         warm_up(forward, graphs, runner, builder, _limits(config, plan), phases)
         compiled.ready()
@@ -163,8 +164,6 @@ def make_builder(config: BackendConfig, table: RequestTable, forward: ForwardPas
     """The batch builder with its buffers, sized for the largest step."""
     device, cache = forward.sampled.device, forward.cache
     sizes, counts = graph_sizes(config, device)
-    if device.type == "cuda" and not can_capture(forward.model):
-        sizes = counts = ()
     num_rows = max(config.max_step_tokens, config.max_running_requests) + ROW_TILE
     largest = StepShape(
         num_rows, config.max_running_requests, table.blocks.shape[1], config.max_running_requests, pads=True

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
+from inference_service.domain.engine import BackendUnusableError
 from inference_service.execution.forward_pass import ForwardPass
-from inference_service.layers.attention import Attention
+from inference_service.layers.attention import Attention, AttentionShape
 from inference_service.layers.batch import LayerCache
 from inference_service.layers.decoder import Decoder
 from inference_service.layers.dense_mlp import DenseMlp
@@ -38,19 +39,20 @@ def linears(model: Decoder) -> Iterator[Linear]:
                 yield mlp.shared.gate
 
 
-def can_capture(model: Decoder) -> bool:
-    """Whether every op of a decode step reads what changes on the device.
+def check_heads(model: Decoder) -> None:
+    """Refuse heads that are wider than the kernels take.
 
-    Attention in chunks, and of heads wider than the kernels take, runs the reference, which asks the host.
+    Raises:
+        BackendUnusableError: some are.
     """
     for layer in model.layers:
-        attention = layer.attention
-        if isinstance(attention, Attention):
-            if attention.shape.chunk is not None or attention.shape.head_dim > MAX_DIM:
-                return False
-        elif attention.shape.plain_dim + attention.shape.rope_dim > MAX_DIM:
-            return False
-    return True
+        shape = layer.attention.shape
+        dim = shape.head_dim if isinstance(shape, AttentionShape) else shape.plain_dim + shape.rope_dim
+        if dim > MAX_DIM:
+            raise BackendUnusableError(
+                f"attention heads of {dim} elements are wider than {MAX_DIM}, the most that a GPU's kernels "
+                "take; --device cpu serves them"
+            )
 
 
 def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) -> int:
@@ -134,13 +136,12 @@ def warm_up_attentions(forward: ForwardPass, *, max_requests: int, max_context_t
     count = 0
     for layer, cache in zip(forward.model.layers, forward.cache, strict=True):
         shape = layer.attention.shape
-        window = sinks = None
+        window = chunk = sinks = None
         if isinstance(layer.attention, Attention):
-            if layer.attention.shape.chunk is not None:
-                continue
-            window, sinks = layer.attention.shape.window, layer.attention.sinks
-        key = (shape.num_heads, _sizes(cache), shape.scale, window, sinks is None)
-        if key in seen or cache.keys.shape[3] > MAX_DIM:
+            window, chunk = layer.attention.shape.window, layer.attention.shape.chunk
+            sinks = layer.attention.sinks
+        key = (shape.num_heads, _sizes(cache), shape.scale, window, chunk, sinks is None)
+        if key in seen:
             continue
         seen.add(key)
         count += warm_up_attention(
@@ -151,6 +152,7 @@ def warm_up_attentions(forward: ForwardPass, *, max_requests: int, max_context_t
             max_requests=max_requests,
             max_tokens=max_context_tokens,
             window=window,
+            chunk=chunk,
             sinks=sinks,
         )
     return count

@@ -20,7 +20,7 @@ from lorikeet_kernels.sampling.penalties import Penalties, penalize
 from lorikeet_kernels.sampling.sample_rows import FEW_ROWS, sample_rows
 from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
 from lorikeet_kernels.tiling import OpShape, is_ungrouped, select_pair
-from lorikeet_kernels.tiling.attention_tiles import select_decode
+from lorikeet_kernels.tiling.attention_tiles import select_decode, visible_keys
 from lorikeet_kernels.tiling.dense_tiles import select_dense, uses_torch
 from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
 
@@ -104,6 +104,7 @@ def warm_up_attention(
     max_requests: int,
     max_tokens: int,
     window: int | None = None,
+    chunk: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> int:
     """Launch each distinct kernel of a layer's attention over its own caches, block 0; returns how many."""
@@ -114,7 +115,8 @@ def warm_up_attention(
     for num_requests in range(1, max_requests + 1):
         width = 1
         while True:
-            tiles = select_decode(num_requests, kv_heads, dim, width * block_tokens, key_cache.itemsize)
+            longest = visible_keys(width * block_tokens, window, chunk)
+            tiles = select_decode(num_requests, kv_heads, dim, longest, key_cache.itemsize)
             if tiles not in seen:
                 # one request more with two queries, the first time: both kernels
                 num_rows = num_requests + (1 if not seen else 0)
@@ -131,7 +133,9 @@ def warm_up_attention(
                 )
                 q = torch.zeros((num_rows, num_heads, dim), dtype=dtype, device=device)
                 out = q.new_empty((num_rows, num_heads, value_cache.shape[3]))
-                paged_attention(q, key_cache, value_cache, metadata, scale, out, window=window, sinks=sinks)
+                paged_attention(
+                    q, key_cache, value_cache, metadata, scale, out, window=window, chunk=chunk, sinks=sinks
+                )
             if width >= blocks:
                 break
             width = min(2 * width, blocks)

@@ -22,9 +22,9 @@ import torch
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.paged_decode import paged_decode
 from lorikeet_kernels.attention.paged_prefill import paged_prefill
-from lorikeet_kernels.tiling.attention_tiles import select_decode, select_prefill
+from lorikeet_kernels.tiling.attention_tiles import select_decode, select_prefill, visible_keys
 
-MAX_DIM = 256
+MAX_DIM = 512
 """The widest head that the GPU's kernels take."""
 
 
@@ -126,8 +126,7 @@ def paged_attention(
         )
     if out.shape != (*q.shape[:2], value_cache.shape[-1]):
         raise ValueError(f"paged_attention: out {tuple(out.shape)} does not fit queries {tuple(q.shape)}")
-    # no kernel knows chunks yet, nor holds a wider head in shared memory
-    if q.device.type == "cpu" or chunk is not None or q.shape[-1] > MAX_DIM:
+    if q.device.type == "cpu":
         return paged_attention_reference(
             q, key_cache, value_cache, metadata, scale, out, window=window, chunk=chunk, sinks=sinks
         )
@@ -136,16 +135,17 @@ def paged_attention(
     num_rows, num_heads, dim = q.shape
     num_requests = lens.shape[0]
     _, block_tokens, kv_heads, _ = key_cache.shape
-    longest = tables.shape[1] * block_tokens
+    longest = visible_keys(tables.shape[1] * block_tokens, window, chunk)
     decode = select_decode(num_requests, kv_heads, dim, longest, q.itemsize)
     paged_decode(
-        q, key_cache, value_cache, starts, lens, tables, scale, out, decode, window=window, sinks=sinks
-    )
+        q, key_cache, value_cache, starts, lens, tables, scale, out, decode,
+        window=window, chunk=chunk, sinks=sinks,
+    )  # fmt: skip
     if num_rows > num_requests:
         prefill = select_prefill(dim, num_heads // kv_heads, q.itemsize)
         paged_prefill(
             q, key_cache, value_cache, starts, lens, tables, scale, out, prefill,
-            window=window, sinks=sinks, min_queries=2,
+            window=window, chunk=chunk, sinks=sinks, min_queries=2,
         )  # fmt: skip
     return out
 
@@ -155,6 +155,8 @@ def _check_on_gpu(
 ) -> None:
     if q.stride(2) != 1 or q.stride(1) != q.shape[2] or not out.is_contiguous():
         raise ValueError(f"paged_attention: a row of q must be contiguous, its strides are {q.stride()}")
+    if max(q.shape[2], out.shape[2]) > MAX_DIM:
+        raise ValueError(f"paged_attention: heads of {q.shape[2]} elements are wider than {MAX_DIM}")
     for cache in (key_cache, value_cache):
         if cache.stride(3) != 1 or cache.stride(2) != cache.shape[3]:
             raise ValueError(f"paged_attention: a cache's row must be contiguous, strides {cache.stride()}")

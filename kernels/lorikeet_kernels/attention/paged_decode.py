@@ -27,7 +27,7 @@ def _decode_kernel(
     stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_table, scale_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_P2: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_DIM_P2: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -43,6 +43,8 @@ def _decode_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
+    if CHUNK > 0:
+        first = tl.maximum(first, (length - 1) // CHUNK * CHUNK)
     # whole tiles a split, so that only the first and the last tile of the sequence need masks
     tile_begin = first // BLOCK_N
     num_tiles = tl.cdiv(length, BLOCK_N) - tile_begin
@@ -62,7 +64,7 @@ def _decode_kernel(
     total = tl.zeros([ROWS], tl.float32)
     for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         n = start + tl.arange(0, BLOCK_N)
-        inside = (n >= first) & (n < length)  # blocks before a window may belong to others by now
+        inside = (n >= first) & (n < length)  # blocks of keys that nobody sees may belong to others by now
         block = tl.load(table + n // BLOCK_TOKENS, mask=inside, other=0).to(tl.int64)
         place = n % BLOCK_TOKENS
         key_at = key_head + block * stride_kb + place * stride_kt
@@ -155,6 +157,7 @@ def paged_decode(
     tiles: DecodeTiles,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> None:
     """Write the rows of `out` that belong to requests with exactly one query; leave the others alone."""
@@ -176,8 +179,8 @@ def paged_decode(
         KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         ROWS=max(MIN_ROWS, triton.next_power_of_2(heads // kv_heads)), DIM=dim,
         DIM_P2=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim, VALUE_DIM_P2=value_dim_p2,
-        BLOCK_TOKENS=block_tokens, WINDOW=window or 0, HAS_SINKS=sinks is not None, SPLITS=tiles.splits,
-        BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, PDL=pdl, num_warps=tiles.num_warps,
+        BLOCK_TOKENS=block_tokens, WINDOW=window or 0, CHUNK=chunk or 0, HAS_SINKS=sinks is not None,
+        SPLITS=tiles.splits, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, PDL=pdl, num_warps=tiles.num_warps,
     )  # fmt: skip
     if tiles.splits > 1:
         dependent = {"launch_pdl": True} if pdl else {}

@@ -27,8 +27,8 @@ def _attend(
     acc, largest, total, q, begin, end, key_head, value_head, table, position, lower, length,
     stride_kb, stride_kt, stride_vb, stride_vt, scale_log2,
     DIM: tl.constexpr, DIM_P2: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_DIM_P2: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    MASKED: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add keys [begin, end), whole tiles; without MASKED every query sees all of them."""
     dim = tl.arange(0, DIM_P2)
@@ -60,6 +60,8 @@ def _attend(
             visible = n[None, :] <= position[:, None]
             if WINDOW > 0:
                 visible = visible & (n[None, :] > position[:, None] - WINDOW)
+            if CHUNK > 0:
+                visible = visible & (n[None, :] >= (position // CHUNK * CHUNK)[:, None])
             score = tl.where(visible, score, BIG_NEGATIVE)
         highest = tl.maximum(largest, tl.max(score, axis=1) * scale_log2)
         p = tl.exp2(score * scale_log2 - highest[:, None])
@@ -80,8 +82,8 @@ def _prefill_kernel(
     stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_table, scale_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P2: tl.constexpr, DIM: tl.constexpr,
     DIM_P2: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_DIM_P2: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, MIN_QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, MIN_QUERIES: tl.constexpr,
 ):  # fmt: skip
     # later tiles see more keys: they go first, so that the short ones fill the end
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -121,13 +123,16 @@ def _prefill_kernel(
 
     first_position = length - num_queries + first_query
     last_position = tl.minimum(first_position + BLOCK_Q, length) - 1
-    lower = 0  # blocks before a window may belong to others by now
-    begin = 0
-    free_begin = 0
+    lower = 0  # blocks of keys that nobody sees may belong to others by now
+    free_lower = 0
     if WINDOW > 0:
         lower = tl.maximum(first_position - WINDOW + 1, 0)
-        begin = lower // BLOCK_N * BLOCK_N
-        free_begin = tl.cdiv(tl.maximum(last_position - WINDOW + 1, 0), BLOCK_N) * BLOCK_N
+        free_lower = tl.maximum(last_position - WINDOW + 1, 0)
+    if CHUNK > 0:
+        lower = tl.maximum(lower, first_position // CHUNK * CHUNK)
+        free_lower = tl.maximum(free_lower, last_position // CHUNK * CHUNK)
+    begin = lower // BLOCK_N * BLOCK_N
+    free_begin = tl.cdiv(free_lower, BLOCK_N) * BLOCK_N
     end = tl.cdiv(last_position + 1, BLOCK_N) * BLOCK_N
     # tiles from free_begin to free_end are visible to all queries
     free_end = (first_position + 1) // BLOCK_N * BLOCK_N
@@ -136,21 +141,21 @@ def _prefill_kernel(
     table = tables_ptr + request.to(tl.int64) * stride_table
     key_head = key_ptr + head * DIM
     value_head = value_ptr + head * VALUE_DIM
-    if WINDOW > 0:
+    if WINDOW > 0 or CHUNK > 0:
         acc, largest, total = _attend(
             acc, largest, total, q, begin, free_begin, key_head, value_head, table, position, lower, length,
             stride_kb, stride_kt, stride_vb, stride_vt, scale_log2,
-            DIM, DIM_P2, VALUE_DIM, VALUE_DIM_P2, BLOCK_TOKENS, WINDOW, BLOCK_N, STAGES, True,
+            DIM, DIM_P2, VALUE_DIM, VALUE_DIM_P2, BLOCK_TOKENS, WINDOW, CHUNK, BLOCK_N, STAGES, True,
         )  # fmt: skip
     acc, largest, total = _attend(
         acc, largest, total, q, free_begin, free_end, key_head, value_head, table, position, lower, length,
         stride_kb, stride_kt, stride_vb, stride_vt, scale_log2,
-        DIM, DIM_P2, VALUE_DIM, VALUE_DIM_P2, BLOCK_TOKENS, WINDOW, BLOCK_N, STAGES, False,
+        DIM, DIM_P2, VALUE_DIM, VALUE_DIM_P2, BLOCK_TOKENS, WINDOW, CHUNK, BLOCK_N, STAGES, False,
     )  # fmt: skip
     acc, largest, total = _attend(
         acc, largest, total, q, free_end, end, key_head, value_head, table, position, lower, length,
         stride_kb, stride_kt, stride_vb, stride_vt, scale_log2,
-        DIM, DIM_P2, VALUE_DIM, VALUE_DIM_P2, BLOCK_TOKENS, WINDOW, BLOCK_N, STAGES, True,
+        DIM, DIM_P2, VALUE_DIM, VALUE_DIM_P2, BLOCK_TOKENS, WINDOW, CHUNK, BLOCK_N, STAGES, True,
     )  # fmt: skip
     y = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     out_at = out_ptr + ((token * KV_HEADS + head) * GROUP + member)[:, None] * VALUE_DIM + value_dim[None, :]
@@ -169,6 +174,7 @@ def paged_prefill(
     tiles: PrefillTiles,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     sinks: torch.Tensor | None = None,
     min_queries: int = 1,
 ) -> None:
@@ -188,7 +194,7 @@ def paged_prefill(
         KV_HEADS=kv_heads, GROUP=group, GROUP_P2=group_p2, DIM=dim,
         DIM_P2=max(16, triton.next_power_of_2(dim)),
         VALUE_DIM=value_dim, VALUE_DIM_P2=max(16, triton.next_power_of_2(value_dim)),
-        BLOCK_TOKENS=block_tokens, WINDOW=window or 0, HAS_SINKS=sinks is not None, BLOCK_Q=block_q,
-        BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, MIN_QUERIES=min_queries, num_warps=tiles.num_warps,
+        BLOCK_TOKENS=block_tokens, WINDOW=window or 0, CHUNK=chunk or 0, HAS_SINKS=sinks is not None,
+        BLOCK_Q=block_q, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, MIN_QUERIES=min_queries, num_warps=tiles.num_warps,
         **limited,
     )  # fmt: skip

@@ -28,8 +28,13 @@ class PrefillTiles:
     max_registers: int | None = None
 
 
+def visible_keys(max_tokens: int, window: int | None, chunk: int | None) -> int:
+    """How many keys a query of a sequence of up to `max_tokens` sees: what its splits share."""
+    return min(max_tokens, window or max_tokens, chunk or max_tokens)
+
+
 def select_decode(num_requests: int, kv_heads: int, dim: int, max_tokens: int, itemsize: int) -> DecodeTiles:
-    """Tiles for `num_requests` of up to `max_tokens` keys each; the number of splits is fixed by them."""
+    """Tiles for `num_requests` of up to `max_tokens` visible keys; the number of splits is fixed by them."""
     splits = 1
     while (
         splits < MAX_SPLITS
@@ -38,7 +43,9 @@ def select_decode(num_requests: int, kv_heads: int, dim: int, max_tokens: int, i
     ):
         splits *= 2
     if itemsize > 2:
-        return DecodeTiles(32, splits, 4, 2)
+        return DecodeTiles(32 if dim <= 256 else 16, splits, 4, 2)
+    if dim > 256:
+        return DecodeTiles(16, splits, 4, 4)
     if dim <= 64:
         return DecodeTiles(128, splits, 4, 6)
     return DecodeTiles(64 if dim <= 128 else 32, splits, 4, 6)
@@ -46,6 +53,8 @@ def select_decode(num_requests: int, kv_heads: int, dim: int, max_tokens: int, i
 
 def select_prefill(dim: int, group: int, itemsize: int) -> PrefillTiles:
     """Tiles of the prefill kernel; `group` query heads share a key head."""
+    if dim > 256:
+        return PrefillTiles(max(32, group), 16, 8, 2)
     if itemsize > 2 or dim > 128:
         return PrefillTiles(max(64, group), 32, 4, 2)
     if dim <= 64:

@@ -325,30 +325,33 @@ def paged_case(
 
 
 def check_paged_attention() -> None:
-    """A mixed batch by both kernels together: windows, sinks, groups, head sizes, splits without keys."""
-    shares = [(0, 7), (41, 1), (5, 26), (0, 1), (7, 1), (60, 9), (33, 1)]
+    """A mixed batch by both kernels together: windows, chunks, sinks, groups, head sizes, idle splits."""
+    shares = [(0, 7), (41, 1), (5, 26), (0, 1), (7, 1), (60, 9), (33, 1), (47, 1), (48, 1)]
     cases = (
-        (6, 2, (24, 24), None, False),
-        (6, 2, (24, 24), 13, True),
-        (4, 4, (16, 16), 1, False),
-        (8, 1, (32, 20), 13, False),
-        (8, 1, (32, 20), None, True),
+        (6, 2, (24, 24), {}, False),
+        (6, 2, (24, 24), {"window": 13}, True),
+        (4, 4, (16, 16), {"window": 1}, False),
+        (8, 1, (32, 20), {"window": 13}, False),
+        (8, 1, (32, 20), {}, True),
+        (6, 2, (20, 20), {"chunk": 16}, False),
+        (5, 1, (16, 16), {"chunk": 11}, True),
+        (4, 4, (24, 16), {"chunk": 1}, False),
+        (6, 2, (16, 16), {"chunk": 24, "window": 9}, False),
     )
-    for heads, kv_heads, dims, window, with_sinks in cases:
+    for heads, kv_heads, dims, visible, with_sinks in cases:
         dtype = torch.float16 if heads == 4 else torch.float32
         keys, values, metadata = paged_case(shares, kv_heads, dims, dtype)
         wide = torch.randn(metadata.query_starts_host[-1], heads + 2, dims[0]).to(dtype)
         q = wide[:, :heads]
         sinks = torch.randn(heads) if with_sinks else None
         expected = torch.empty(*q.shape[:2], dims[1], dtype=dtype)
-        paged_attention_reference(q, keys, values, metadata, 0.25, expected, window=window, sinks=sinks)
+        paged_attention_reference(q, keys, values, metadata, 0.25, expected, sinks=sinks, **visible)
         out = torch.full_like(expected, float("nan"))
         where = (metadata.query_starts, metadata.sequence_lens, metadata.block_tables, 0.25, out)
-        paged_decode(
-            q, keys, values, *where, DecodeTiles(16, 1 if heads == 4 else 3, 4, 1), window=window, sinks=sinks
-        )
+        decode = DecodeTiles(16, 1 if heads == 4 else 3, 4, 1)
+        paged_decode(q, keys, values, *where, decode, sinks=sinks, **visible)
         paged_prefill(
-            q, keys, values, *where, PrefillTiles(32, 16, 4, 1), min_queries=2, window=window, sinks=sinks
+            q, keys, values, *where, PrefillTiles(32, 16, 4, 1), min_queries=2, sinks=sinks, **visible
         )
         assert relative_error(out, expected) < 2 * TOLERANCE[dtype]
 

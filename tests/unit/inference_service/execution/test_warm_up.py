@@ -13,7 +13,7 @@ from inference_service.execution.config import BackendConfig
 from inference_service.execution.request_table import RequestTable
 from inference_service.execution.step_buffers import StepInputs
 from inference_service.execution.warm_up import StepLimits, capture_all, run_steps
-from inference_service.execution.warm_up_ops import can_capture, linears
+from inference_service.execution.warm_up_ops import check_heads, linears
 from tests.support.fixtures import FIXTURES
 from tests.support.random_adapters import activate_random
 from tests.support.runner import DrivenRequest, drive
@@ -52,12 +52,12 @@ def test_steps_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("model", "count", "captures"),
+    ("model", "count"),
     # A layer has qkv, o and a router, or gate_up and down, or both; latent attention has four or three.
-    [("qwen3_moe", 9, True), ("gpt_oss", 12, True), ("llama4", 18, False), ("deepseek_v2", 17, True)],
+    [("qwen3_moe", 9), ("gpt_oss", 12), ("llama4", 18), ("deepseek_v2", 17)],
 )
-def test_every_projection_is_found(model: str, count: int, captures: bool) -> None:
-    """Each kind of layer's; attention in chunks cannot be captured."""
+def test_every_projection_is_found(model: str, count: int) -> None:
+    """Each kind of layer's; none has heads that a GPU could not serve."""
     backend = load_backend(BackendConfig(str(FIXTURES / "models" / model), num_threads=1, num_blocks=8))
     decoder = backend.runner._forward.model
     found = list(linears(decoder))
@@ -65,7 +65,14 @@ def test_every_projection_is_found(model: str, count: int, captures: bool) -> No
     weights = {id(linear.weight) for linear in found}
     assert id(decoder.lm_head.weight) not in weights
     assert len(found) == count
-    assert can_capture(decoder) is captures
+    check_heads(decoder)
+
+
+def test_heads_too_wide_for_the_kernels_are_refused(tmp_path: Path) -> None:
+    """By their width, before anything is compiled."""
+    backend = make(write_model(tmp_path / "model", head_dim=640))
+    with pytest.raises(BackendUnusableError, match="640 elements are wider than 512"):
+        check_heads(backend.runner._forward.model)
 
 
 def test_a_fixed_shape_of_no_request_is_all_padding(tmp_path: Path) -> None:
