@@ -27,8 +27,8 @@ def _decode_kernel(
     stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_table, scale_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_P2: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_DIM_P2: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -180,7 +180,8 @@ def paged_decode(
         ROWS=max(MIN_ROWS, triton.next_power_of_2(heads // kv_heads)), DIM=dim,
         DIM_P2=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim, VALUE_DIM_P2=value_dim_p2,
         BLOCK_TOKENS=block_tokens, WINDOW=window or 0, CHUNK=chunk or 0, HAS_SINKS=sinks is not None,
-        SPLITS=tiles.splits, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, PDL=pdl, num_warps=tiles.num_warps,
+        SPLITS=tiles.splits, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, PDL=pdl,
+        num_warps=tiles.num_warps,
     )  # fmt: skip
     if tiles.splits > 1:
         dependent = {"launch_pdl": True} if pdl else {}

@@ -195,6 +195,6 @@ def paged_prefill(
         DIM_P2=max(16, triton.next_power_of_2(dim)),
         VALUE_DIM=value_dim, VALUE_DIM_P2=max(16, triton.next_power_of_2(value_dim)),
         BLOCK_TOKENS=block_tokens, WINDOW=window or 0, CHUNK=chunk or 0, HAS_SINKS=sinks is not None,
-        BLOCK_Q=block_q, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, MIN_QUERIES=min_queries, num_warps=tiles.num_warps,
-        **limited,
+        BLOCK_Q=block_q, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, MIN_QUERIES=min_queries,
+        num_warps=tiles.num_warps, **limited,
     )  # fmt: skip

@@ -56,6 +56,7 @@ def exact(
     metadata: AttentionMetadata,
     window: int | None,
     sinks: torch.Tensor | None,
+    chunk: int | None = None,
 ) -> torch.Tensor:
     """Float64, a request at a time."""
     starts, lengths = metadata.query_starts.tolist(), metadata.sequence_lens.tolist()
@@ -72,6 +73,8 @@ def exact(
         hidden = key > position
         if window is not None:
             hidden |= key <= position - window
+        if chunk is not None:
+            hidden |= key < position // chunk * chunk
         score.masked_fill_(hidden, float("-inf"))
         if sinks is not None:
             sink = sinks.double().view(-1, 1, 1).expand(-1, queries.shape[0], 1)
@@ -112,6 +115,31 @@ def test_paged_attention(
         paged_attention(q, keys, values, metadata, dim**-0.5, out, window=window, sinks=sinks)
     assert relative_error(outs[0], expected) < TOLERANCE
     assert torch.equal(outs[0], outs[1])
+
+
+@pytest.mark.parametrize("shares", [MIXED, DECODES])
+@pytest.mark.parametrize(
+    ("dim", "heads", "kv_heads", "chunk"), [(128, 40, 8, 512), (128, 10, 2, 100), (16, 4, 2, 32)]
+)
+def test_chunks(shares: tuple[tuple[int, int], ...], dim: int, heads: int, kv_heads: int, chunk: int) -> None:
+    """Llama 4's kind: queries on both sides of a chunk's border in one tile, chunks that fill no tile."""
+    keys, values, metadata = paged_case(shares, kv_heads, dim, 16, BF16)
+    q = torch.randn(int(metadata.query_starts[-1]), heads, dim, device=GPU).to(BF16)
+    out = torch.full_like(q, float("nan"))
+    paged_attention(q, keys, values, metadata, dim**-0.5, out, chunk=chunk)
+    assert relative_error(out, exact(q, keys, values, metadata, None, None, chunk)) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("dim", [16, 20, 24, 192, 320, 512])
+def test_every_width(dim: int, dtype: torch.dtype) -> None:
+    """Heads that are padded inside the kernel, and the widest it takes."""
+    keys, values, metadata = paged_case(MIXED, 2, dim, 16, dtype)
+    q = torch.randn(int(metadata.query_starts[-1]), 6, dim, device=GPU).to(dtype)
+    out = torch.full_like(q, float("nan"))
+    paged_attention(q, keys, values, metadata, dim**-0.5, out)
+    expected = exact(q, keys, values, metadata, None, None)
+    assert relative_error(out, expected) < (1e-5 if dtype == torch.float32 else TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
