@@ -72,9 +72,9 @@ def _best(value, token):
     return best, tl.min(tl.where(value == best, token, 0x7FFFFFFF), axis=0)
 
 
-@triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride"])
+@triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride", "num_chunks"])
 def _largest_kernel(
-    logits_ptr, largest_ptr, ids_ptr, vocab, chunk_tokens, stride, CHUNKS: tl.constexpr, BLOCK: tl.constexpr
+    logits_ptr, largest_ptr, ids_ptr, vocab, chunk_tokens, stride, num_chunks, BLOCK: tl.constexpr
 ):
     """largest[row, chunk], NaN where any logit is, and its id."""
     row = tl.program_id(0)
@@ -94,8 +94,8 @@ def _largest_kernel(
         where = tl.where(is_larger, token, where)
     best, token = _best(largest, where)
     best = tl.where(tl.sum(bad, axis=0) > 0, float("nan"), best)
-    tl.store(largest_ptr + row * CHUNKS + chunk, best)
-    tl.store(ids_ptr + row * CHUNKS + chunk, token)
+    tl.store(largest_ptr + row * num_chunks + chunk, best)
+    tl.store(ids_ptr + row * num_chunks + chunk, token)
 
 
 @triton.jit
@@ -148,10 +148,10 @@ def _scan(
     return top, token, its_logit, tl.sum(total, axis=0)
 
 
-@triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride"])
+@triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride", "num_chunks"])
 def _mass_kernel(
     logits_ptr, temperature_ptr, state_ptr, tokens_ptr, done_ptr, mass_ptr, vocab, chunk_tokens, stride,
-    CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    num_chunks, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """mass[row, chunk]: the sum of w over what ranks before an open row's candidate."""
     row = tl.program_id(0)
@@ -171,7 +171,7 @@ def _mass_kernel(
         x = x.to(tl.float32)
         counts = (x > bound) | ((x == bound) & (token < bound_id))
         total += tl.where(counts, tl.exp((x - largest) / temperature), 0.0)
-    tl.store(mass_ptr + row * CHUNKS + chunk, tl.sum(total, axis=0))
+    tl.store(mass_ptr + row * num_chunks + chunk, tl.sum(total, axis=0))
 
 
 @triton.jit
@@ -345,9 +345,7 @@ def sample_rows(
     ids, part_ids, done = words.split((per_chunk, per_chunk, num_rows))
     stride = logits.stride(0)
     grid = (num_rows, chunks)
-    _largest_kernel[grid](
-        logits, largest, ids, vocab, chunk_tokens, stride, CHUNKS=chunks, BLOCK=BLOCK, num_warps=4
-    )
+    _largest_kernel[grid](logits, largest, ids, vocab, chunk_tokens, stride, chunks, BLOCK=BLOCK, num_warps=4)
 
     bounds, ends = largest, ids  # placeholders that nobody reads
     if top_k is not None and not all_greedy:
@@ -370,8 +368,8 @@ def sample_rows(
     if any_top_p and not all_greedy:
         for _ in range(num_rounds):
             _mass_kernel[grid](
-                logits, temperature, state, tokens, done, mass, vocab, chunk_tokens, stride,
-                CHUNKS=chunks, BLOCK=BLOCK, num_warps=4,
+                logits, temperature, state, tokens, done, mass, vocab, chunk_tokens, stride, chunks,
+                BLOCK=BLOCK, num_warps=4,
             )  # fmt: skip
             draw(is_bounded=True)
             _next_kernel[(num_rows,)](

@@ -41,19 +41,19 @@ def _keys(x):
     return tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
 
-@triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride"])
+@triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride", "shift", "num_chunks"])
 def _count_kernel(
-    logits_ptr, top_k_ptr, keys_ptr, counts_ptr, vocab, chunk_tokens, stride,
-    SHIFT: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, top_k_ptr, keys_ptr, counts_ptr, vocab, chunk_tokens, stride, shift, num_chunks,
+    FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """counts[row, chunk, digit] of the tokens whose digits above SHIFT + 8 are the row's."""
+    """counts[row, chunk, digit] of the tokens whose digits above shift + 8 are the row's."""
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     if tl.load(top_k_ptr + row) == 0:
         return
     begin = chunk * chunk_tokens
     end = tl.minimum(begin + chunk_tokens, vocab)
-    if SHIFT < 24:
+    if not FIRST:
         known = tl.load(keys_ptr + row).to(tl.uint32)
     counts = tl.zeros([_BINS], tl.int32)
     for start in range(begin, end, BLOCK):
@@ -61,11 +61,11 @@ def _count_kernel(
         x = tl.load(logits_ptr + row.to(tl.int64) * stride + token, mask=token < end, other=float("-inf"))
         key = _keys(x.to(tl.float32))
         asked = token < end
-        if SHIFT < 24:
-            asked = asked & ((key >> (SHIFT + 8)) == known)
+        if not FIRST:
+            asked = asked & ((key >> (shift + 8)) == known)
         if tl.max(asked.to(tl.int32), axis=0) > 0:
-            counts += tl.histogram(((key >> SHIFT) & 255).to(tl.int32), _BINS, mask=asked)
-    tl.store(counts_ptr + (row * CHUNKS + chunk) * _BINS + tl.arange(0, _BINS), counts)
+            counts += tl.histogram(((key >> shift) & 255).to(tl.int32), _BINS, mask=asked)
+    tl.store(counts_ptr + (row * num_chunks + chunk) * _BINS + tl.arange(0, _BINS), counts)
 
 
 @triton.jit(do_not_specialize=["vocab"])
@@ -143,8 +143,9 @@ def top_k_bounds(
     where = (vocab, chunk_tokens, logits.stride(0))
     for shift in (24, 16, 8, 0):
         _count_kernel[(num_rows, num_chunks)](
-            logits, top_k, keys, counts, *where, SHIFT=shift, CHUNKS=num_chunks, BLOCK=BLOCK, num_warps=4
-        )
+            logits, top_k, keys, counts, *where, shift, num_chunks, FIRST=shift == 24, BLOCK=BLOCK,
+            num_warps=4,
+        )  # fmt: skip
         _digit_kernel[(num_rows,)](
             top_k, keys, left, counts, vocab, FIRST=shift == 24, CHUNKS=num_chunks, num_warps=4
         )
