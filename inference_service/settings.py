@@ -68,6 +68,9 @@ class Settings(BaseSettings):
         "auto", description="Compute dtype; auto: the checkpoint's on a GPU, float32 on a CPU."
     )
     load_format: Literal["auto", "dummy"] = Field("auto", description="dummy: random weights, for benches.")
+    quantization: Literal["fp8"] | None = Field(
+        None, description="fp8: quantise the weights of a 16-bit checkpoint while they are read."
+    )
     generation_config: Literal["auto", "none"] = Field(
         "auto", description="auto: generation_config.json gives defaults for sampling; none: it does not."
     )
@@ -154,6 +157,7 @@ class Settings(BaseSettings):
             device=self.device,
             dtype=self.dtype,
             load_format=self.load_format,
+            quantization=self.quantization,
             block_tokens=self.block_tokens,
             num_blocks=self.num_blocks,
             kv_cache_bytes=self.kv_cache_bytes,

@@ -29,6 +29,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"
     load_format: str = "auto"
+    quantization: str | None = None
     block_tokens: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None

@@ -193,6 +193,7 @@ def backend_config(config: EngineConfig) -> BackendConfig:
         batch_invariant=config.batch_invariant,
         num_threads=config.num_threads,
         load_format=config.load_format,
+        quantization=config.quantization,
         gpu_memory_utilization=config.gpu_memory_utilization,
         cuda_graphs=config.cuda_graphs,
         graph_batch_sizes=config.graph_batch_sizes,

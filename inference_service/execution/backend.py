@@ -91,7 +91,7 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         device = _device(config.device)
         memory = device_memory(device)
     torch.set_num_threads(config.num_threads or _default_threads())
-    description = describe_model(Path(config.model_dir))
+    description = describe_model(Path(config.model_dir), config.quantization)
     dtype = compute_dtype(description, config.dtype, device)
     plan = plan_memory(config, description, dtype, device, memory)
     if device.type == "cuda":

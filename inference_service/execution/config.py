@@ -17,7 +17,8 @@ class BackendConfig:
     tokens (None: ladders up to `max_running_requests` and `max_step_tokens` on a GPU, nothing on a CPU), and
     each is one captured graph on a GPU, unless `cuda_graphs` is off. On a CPU the same fixed buffers are used
     without graphs. `lora_overlap` runs part of a decode step's LoRA on a second
-    stream; None: where that was measured to be faster.
+    stream; None: where that was measured to be faster. `quantization` "fp8" quantises weights while they are
+    read.
     """
 
     model_dir: str
@@ -36,6 +37,7 @@ class BackendConfig:
     batch_invariant: bool = False
     num_threads: int | None = None
     load_format: str = "auto"
+    quantization: str | None = None
     gpu_memory_utilization: float = 0.92
     cuda_graphs: bool = True
     graph_batch_sizes: tuple[int, ...] | None = None

@@ -13,10 +13,16 @@ from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.linear import Linear
 from inference_service.layers.moe import Moe
 from lorikeet_kernels.attention.paged_attention import MAX_DIM
-from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight
+from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_kind
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.warm_up import warm_up_linear, warm_up_moe
-from lorikeet_kernels.warm_up_base import warm_up_attention, warm_up_experts, warm_up_sampling
+from lorikeet_kernels.warm_up_base import (
+    warm_up_attention,
+    warm_up_experts,
+    warm_up_fp8_linear,
+    warm_up_sampling,
+)
 
 
 def linears(model: Decoder) -> Iterator[Linear]:
@@ -56,14 +62,20 @@ def check_heads(model: Decoder) -> None:
 
 
 def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) -> int:
-    """The LoRA ops of dense projections; returns how many batches it took."""
+    """Dense projections in FP8 and all projections' LoRA ops; returns how many batches it took."""
     seen: set[object] = set()
     count = 0
     for linear, most in (
         *((linear, max_tokens) for linear in linears(forward.model)),
         (forward.model.lm_head, max_sampled),
     ):
-        sites, in_features = linear.sites, int(linear.weight.shape[1])
+        sites, in_features, weight = linear.sites, int(linear.weight.shape[1]), linear.weight
+        if isinstance(weight, Fp8Weight):
+            made = (weight.kind, weight.activations.kind, weight.block_of_row is None, linear.bias is None)
+            if (weight.shape, made) not in seen:
+                seen.add((weight.shape, made))
+                dtype = forward.tables.arena.dtype
+                count += warm_up_fp8_linear(weight, linear.bias, dtype=dtype, max_tokens=most)
         key = (in_features, sites.out_features, sites.num_slices, most)
         if key in seen:
             continue
@@ -95,7 +107,8 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
         num_experts, num_rows, hidden = up.weight.shape
         top_k = _top_k(moe, num_experts, forward)
         biases = (up.bias is None, down.bias is None)
-        key = (tuple(up.weight.shape), experts.row_order, experts.activation, top_k, biases)
+        kinds = (experts_kind(up.weight), experts_kind(down.weight))
+        key = (tuple(up.weight.shape), kinds, experts.row_order, experts.activation, top_k, biases)
         if key in seen:
             continue
         seen.add(key)
@@ -161,6 +174,7 @@ def warm_up_attentions(forward: ForwardPass, *, max_requests: int, max_context_t
 def warm_up_sampler(forward: ForwardPass, *, max_requests: int) -> None:
     """Everything that may choose a token."""
     head = forward.model.lm_head.weight
+    assert isinstance(head, torch.Tensor)
     warm_up_sampling(int(head.shape[0]), head.dtype, max_requests)
 
 

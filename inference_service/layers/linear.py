@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from inference_service.layers.batch import LoraBatch
+from lorikeet_kernels.dense.fp8_linear import fp8_linear
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.linear import linear
 from lorikeet_kernels.lora.lora_linear import lora_linear
 
@@ -22,11 +24,11 @@ class LinearSites:
 
 
 class Linear:
-    """Weight [out, in], maybe a bias [out], and the sites that cover its columns."""
+    """Weight [out, in], maybe quantised, maybe a bias [out], and the sites that cover its columns."""
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        weight: torch.Tensor | Fp8Weight,
         bias: torch.Tensor | None,
         sites: LinearSites,
         *,
@@ -38,8 +40,11 @@ class Linear:
         self.batch_invariant = batch_invariant
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
-        """Project `x` [T, in] to [T, out]; rows with an adapter get its delta added."""
-        y = linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
+        """Project `x` [T, in] to [T, out]; rows with an adapter get its delta added, of `x` as it is."""
+        if isinstance(self.weight, Fp8Weight):
+            y = fp8_linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
+        else:
+            y = linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
         if lora.is_active:
             sites = self.sites
             lora_linear(y, x, lora.segments, lora.tables, sites.indices, sites.out_features, sites.num_slices)

@@ -35,8 +35,14 @@ from inference_service.models.attention_spec import (
 )
 from inference_service.models.checkpoint import WeightSource
 from inference_service.models.errors import ModelConfigError
-from inference_service.models.expert_weights import laid_out, read_expert_linear, row_order_name
-from inference_service.models.linear_spec import LinearSpec, SiteSpec
+from inference_service.models.expert_weights import (
+    StoredExperts,
+    laid_out,
+    read_expert_linear,
+    row_order_name,
+)
+from inference_service.models.fp8_weights import Fp8Reader, Fp8Shape, read_modules
+from inference_service.models.linear_spec import LinearSpec, Module, SiteSpec
 from inference_service.models.routing_rule import routing_rule
 from inference_service.models.spec import (
     DenseMlpSpec,
@@ -47,6 +53,7 @@ from inference_service.models.spec import (
     MoeSpec,
     SharedExpertSpec,
 )
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.row_order import RowOrder
 
 
@@ -205,12 +212,12 @@ class ModelBuilder:
     def _laid_out(self, linear: ExpertLinearSpec, row_order: RowOrder | None) -> ExpertLinear:
         return laid_out(next(self._stored_experts), linear, self._source, self._dtype, row_order)
 
-    def _read_experts(self) -> Iterator[ExpertLinear]:
+    def _read_experts(self) -> Iterator[StoredExperts]:
         """All layers' projections in order, each asked for before the one before it is given out.
 
         So that one is read while another is laid out; at most a layer's are held as stored.
         """
-        asked: deque[ExpertLinear] = deque()
+        asked: deque[StoredExperts] = deque()
         for experts in (layer.experts for layer in self._spec.layers if layer.experts is not None):
             for linear in (experts.gate_up, experts.down):
                 asked.append(read_expert_linear(experts, linear, self._source, self._empty))
@@ -222,16 +229,25 @@ class ModelBuilder:
     def _linear(self, name: str, spec: LinearSpec) -> Linear:
         modules = [module for site in spec.sites for module in site.modules]
         num_rows = sum(m.out_features for m in modules)
-        weight = self._empty(num_rows, spec.in_features)
         bias = self._empty(num_rows) if spec.has_bias else None
+        weight = None if spec.fp8 is not None else self._empty(num_rows, spec.in_features)
         begin = 0
         for module in modules:
             end = begin + module.out_features
-            self._source.read_into(weight[begin:end], f"{module.path}.weight")
+            if weight is not None:
+                self._source.read_into(weight[begin:end], f"{module.path}.weight")
             if bias is not None:
                 self._source.read_into(bias[begin:end], f"{module.path}.bias")
             begin = end
-        return Linear(weight, bias, self._sites(name, spec.sites), batch_invariant=self._batch_invariant)
+        held = self._fp8_weight(modules, spec) if weight is None else weight
+        return Linear(held, bias, self._sites(name, spec.sites), batch_invariant=self._batch_invariant)
+
+    def _fp8_weight(self, modules: list[Module], spec: LinearSpec) -> Fp8Weight | torch.Tensor:
+        assert spec.fp8 is not None
+        shape = Fp8Shape(None, tuple(module.out_features for module in modules), spec.in_features)
+        reader = Fp8Reader(spec.fp8, shape, self._source, self._empty)
+        read_modules(reader, [module.path for module in modules])
+        return reader.weight()
 
     def _sites(self, name: str, sites: tuple[SiteSpec, ...]) -> LinearSites:
         return LinearSites(

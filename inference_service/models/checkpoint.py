@@ -21,18 +21,24 @@ SINGLE = "model.safetensors"
 _PAGE_BYTES = 4096
 _CPU = torch.device("cpu")
 _SHOWN = 8
-_FLOATS, _BYTES = ("BF16", "F16", "F32", "F64"), ("U8",)
+_FLOATS, _BYTES, _E4M3 = ("BF16", "F16", "F32", "F64"), ("U8",), ("F8_E4M3",)
+_TAKEN = {torch.uint8: _BYTES, torch.float8_e4m3fn: _E4M3}
 # Fields that tools rewrite without changing the model.
 _UNSTABLE_FIELDS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 # Buffers that old transformers versions saved and that are computed from the config.
-_COMPUTED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_COMPUTED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".input_scale_ub")
 
 
 class WeightSource(Protocol):
     """Fills parameters by their checkpoint names; `finish` reports everything that did not fit.
 
-    A parameter of bytes takes bytes, one of floats takes floats of any width, and nothing else.
+    A parameter of bytes takes bytes, one of e4m3 takes e4m3, another one of floats takes floats of 16 bits or
+    more, and nothing else.
     """
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The stored shape of the tensor `name`; None where there is none, or any would do."""
+        ...
 
     def read_into(self, destination: torch.Tensor, name: str, *, transpose: bool = False) -> None:
         """Begin to copy the tensor `name` into `destination`, a view of a parameter, in its dtype."""
@@ -92,6 +98,11 @@ class Checkpoint:
         """End the threads; what was not waited for is given up."""
         self._reader.close()
 
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """See WeightSource."""
+        file = self._file_of.get(self._prefix + name)
+        return None if file is None else file.tensors[self._prefix + name].shape
+
     def read_into(self, destination: torch.Tensor, name: str, *, transpose: bool = False) -> None:
         """See WeightSource; problems are kept for `finish`, so that one error names them all."""
         name = self._prefix + name
@@ -101,7 +112,7 @@ class Checkpoint:
             return
         self._uses[name] = _Use(TensorRead(), destination.dtype, None)
         stored = file.tensors[name]
-        wanted_dtypes = _BYTES if destination.dtype == torch.uint8 else _FLOATS
+        wanted_dtypes = _TAKEN.get(destination.dtype, _FLOATS)
         if stored.dtype_name not in wanted_dtypes:
             self._mistyped.append(
                 f"{name} is {stored.dtype_name}, this model's are {', '.join(wanted_dtypes)}"

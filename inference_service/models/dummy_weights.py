@@ -19,7 +19,7 @@ from zlib import crc32
 
 import torch
 
-from inference_service.models.linear_spec import LinearSpec
+from inference_service.models.linear_spec import Fp8Format, LinearSpec
 from inference_service.models.spec import (
     DenseMlpSpec,
     ExpertLinearSpec,
@@ -30,9 +30,15 @@ from inference_service.models.spec import (
     ModelSpec,
     Mxfp4Weights,
 )
+from lorikeet_kernels.dense.quantize_rows import LARGEST
 
 # Root mean square of MXFP4's sixteen values.
 _CODE_RMS = 2.926
+# Standard deviation of e4m3 values; seven of it reach the largest.
+_E4M3_STD = 64.0
+# What static scales take as an input's largest value.
+_LARGEST_INPUT = 8.0
+_PIECE = 1 << 24  # elements made at a time
 # What all layers together add to the residual, in standard deviations of the embedding.
 _UPDATES = 0.3
 _BIAS = 0.02
@@ -84,7 +90,14 @@ class _Head:
     factor: float
 
 
-_Fill = _Normal | _Orthonormal | _MirroredRows | _Signs | _Scales | _Codes | _Head
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """One number everywhere: scales of FP8."""
+
+    value: float
+
+
+_Fill = _Same | _Normal | _Orthonormal | _MirroredRows | _Signs | _Scales | _Codes | _Head
 
 
 class DummyWeights:
@@ -101,11 +114,16 @@ class DummyWeights:
         del transpose
         seed = crc32(name.encode())
         generator = self._generator.manual_seed(seed)
+        if destination.dtype == torch.float8_e4m3fn:
+            self._e4m3(destination, generator)
+            return
         if name == self._spec.embed_weight:
             self._embedding = destination
         match self._fills.get(name) or _Normal(_NORM_SPREAD, 1.0 if "norm" in name else 0.0):
             case _Normal(std, mean):
                 destination.normal_(mean, std, generator=generator)
+            case _Same(value):
+                destination.fill_(value)
             case _Codes():
                 destination.random_(0, 256, generator=generator)
             case _Scales(std):
@@ -125,6 +143,15 @@ class DummyWeights:
                 stride = walk_stride(len(destination))
                 torch.mul(self._embedding[:-stride], factor, out=destination[stride:])
                 torch.mul(self._embedding[-stride:], factor, out=destination[:stride])
+
+    def _e4m3(self, out: torch.Tensor, generator: torch.Generator) -> None:
+        """Normal values, a piece at a time; the scales make them as large as they are to be."""
+        for row in out.split(max(1, _PIECE // max(1, out.numel() // len(out)))):
+            row.copy_(torch.randn(row.shape, generator=generator, device=row.device).mul_(_E4M3_STD))
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """Any shape that is asked for."""
+        del name
 
     def _signs(self, out: torch.Tensor) -> torch.Tensor:
         return out.random_(0, 2, generator=self._generator.manual_seed(0)).mul_(2).sub_(1)
@@ -196,6 +223,8 @@ def _linear_fills(linears: Sequence[LinearSpec], last: float) -> Iterator[tuple[
         gain = last if linear is linears[-1] else 1.0
         for module in (m for site in linear.sites for m in site.modules):
             yield f"{module.path}.weight", _Normal(gain * linear.in_features**-0.5)
+            if linear.fp8 is not None:
+                yield from _scale_fills(module.path, linear.fp8, gain * linear.in_features**-0.5)
             yield f"{module.path}.bias", _Normal(gain * _BIAS)
 
 
@@ -203,6 +232,10 @@ def _expert_fills(linear: ExpertLinearSpec, num_experts: int, gain: float) -> It
     std = gain * linear.in_features**-0.5
     if linear.bias is not None:
         yield linear.bias, _Normal(gain * _BIAS)
+    if linear.fp8 is not None:
+        for expert in range(num_experts):
+            for module in linear.site.modules:
+                yield from _scale_fills(module.path.format(expert=expert), linear.fp8, std)
     match linear.storage:
         case Mxfp4Weights(blocks, scales):
             yield blocks, _Codes()
@@ -213,3 +246,8 @@ def _expert_fills(linear: ExpertLinearSpec, num_experts: int, gain: float) -> It
             for expert in range(num_experts):
                 for module in linear.site.modules:
                     yield f"{module.path.format(expert=expert)}.weight", _Normal(std)
+
+
+def _scale_fills(path: str, form: Fp8Format, std: float) -> Iterator[tuple[str, _Fill]]:
+    yield f"{path}.{form.scale_suffix}", _Same(std / _E4M3_STD)
+    yield f"{path}.input_scale", _Same(_LARGEST_INPUT / LARGEST)

@@ -1,12 +1,14 @@
 """The experts' matrices out of a checkpoint, whichever way it stores them. For `build.py`."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from inference_service.layers.moe import ExpertLinear
 from inference_service.models.checkpoint import WeightSource
 from inference_service.models.errors import CheckpointError
+from inference_service.models.fp8_weights import Allocate, Fp8Reader, Fp8Shape, read_modules
+from inference_service.models.linear_spec import Fp8Format
 from inference_service.models.spec import ExpertLinearSpec, ExpertsSpec, FusedWeights, Mxfp4Weights
 from lorikeet_contract.schema import RowOrder
 from lorikeet_kernels.dense.row_order import RowOrder as RowOrderName
@@ -17,8 +19,17 @@ from lorikeet_kernels.experts.mxfp4 import BLOCK, NAN_SCALE, Mxfp4Weight
 # MXFP4 values reach 6 times 2 ** (scale - 127), float32 reaches almost 2 ** 128.
 _MAX_SCALE = 252
 
-Allocate = Callable[..., torch.Tensor]
-"""A parameter of the given shape, on the device, in the compute dtype unless `dtype` is given."""
+
+@dataclass(frozen=True, slots=True)
+class Fp8Experts:
+    """A projection in FP8 that is being read."""
+
+    reader: Fp8Reader
+    bias: torch.Tensor | None
+
+
+StoredExperts = ExpertLinear | Fp8Experts
+"""A projection whose reading has begun."""
 
 
 def row_order_name(spec: ExpertsSpec) -> RowOrderName:
@@ -28,8 +39,8 @@ def row_order_name(spec: ExpertsSpec) -> RowOrderName:
 
 def read_expert_linear(
     spec: ExpertsSpec, linear: ExpertLinearSpec, source: WeightSource, allocate: Allocate
-) -> ExpertLinear:
-    """Begin to read one projection of all experts, [E, out, in] or packed, with its bias.
+) -> StoredExperts:
+    """Begin to read one projection of all experts, [E, out, in], packed or quantised, with its bias.
 
     What is missing or misshaped is the source's to report.
     """
@@ -39,6 +50,8 @@ def read_expert_linear(
         bias = allocate(*shape[:2])
         source.read_into(bias, linear.bias)
     storage = linear.storage
+    if linear.fp8 is not None:
+        return Fp8Experts(_read_fp8(spec, linear, linear.fp8, source, allocate), bias)
     if isinstance(storage, Mxfp4Weights):
         return ExpertLinear(_read_packed(storage, shape, source, allocate), bias)
     weight = allocate(*shape)
@@ -50,7 +63,7 @@ def read_expert_linear(
 
 
 def laid_out(
-    stored: ExpertLinear,
+    stored: StoredExperts,
     linear: ExpertLinearSpec,
     source: WeightSource,
     dtype: torch.dtype,
@@ -58,11 +71,14 @@ def laid_out(
 ) -> ExpertLinear:
     """The projection as its device's kernels read it; `row_order` is gate_up's, None for down.
 
-    Waits for packed weights, which are laid out anew on a GPU, and for nothing else.
+    Waits for packed weights, which are laid out anew on a GPU, for those that are to be quantised or whose
+    scales are to be spread, and for nothing else.
 
     Raises:
         CheckpointError: a packed matrix holds a scale that is not a number.
     """
+    if isinstance(stored, Fp8Experts):
+        return ExpertLinear(stored.reader.weight(), stored.bias)
     weight, storage = stored.weight, linear.storage
     if not isinstance(weight, Mxfp4Weight) or not isinstance(storage, Mxfp4Weights) or weight.blocks.is_meta:
         return stored
@@ -71,6 +87,29 @@ def laid_out(
     if weight.blocks.device.type == "cpu":
         return stored
     return ExpertLinear(device_expert_weight(weight, dtype, row_order), stored.bias)
+
+
+def _read_fp8(
+    spec: ExpertsSpec, linear: ExpertLinearSpec, form: Fp8Format, source: WeightSource, allocate: Allocate
+) -> Fp8Reader:
+    modules, storage = linear.site.modules, linear.storage
+    heights = tuple(module.out_features for module in modules)
+    shape = Fp8Shape(
+        spec.num_experts,
+        heights,
+        linear.in_features,
+        is_interleaved=len(modules) > 1 and row_order_name(spec) == "interleaved",
+    )
+    reader = Fp8Reader(form, shape, source, allocate)
+    # Llama 4 is released both ways: fused, and by tools that take fused experts apart.
+    if isinstance(storage, FusedWeights) and (
+        not form.is_stored or source.shape_of(storage.name) is not None
+    ):
+        reader.read_fused(storage.name, is_transposed=storage.is_transposed)
+        return reader
+    for expert in range(spec.num_experts):
+        read_modules(reader, [module.path.format(expert=expert) for module in modules], expert)
+    return reader
 
 
 def _read_one_by_one(

@@ -21,6 +21,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return True
+    if tensor.dtype == torch.float8_e4m3fn:
+        return all(map(math.isfinite, extremes(tensor).tolist()))
     if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype in _INFINITY:
         signed, unsigned, infinity = _INFINITY[tensor.dtype]
         # As signed integers the largest is a positive number, as unsigned ones a negative number.
@@ -32,4 +34,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 def extremes(tensor: torch.Tensor) -> torch.Tensor:
     """Smallest and largest value [2] float64, on the tensor's device; a NaN anywhere becomes both."""
+    if tensor.dtype == torch.float8_e4m3fn:
+        # Its NaNs are the largest code of each sign, and it has no infinities.
+        codes = torch.stack((tensor.view(torch.int8).amax() == 127, tensor.view(torch.uint8).amax() == 255))
+        return torch.where(codes.any(), math.nan, 0.0).double().expand(2)
     return torch.stack(torch.aminmax(tensor)).double()

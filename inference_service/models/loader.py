@@ -48,14 +48,14 @@ class LoadedModel:
     base_digest: str
 
 
-def describe_model(model_dir: Path) -> ModelDescription:
-    """Read the configuration only.
+def describe_model(model_dir: Path, quantization: str | None = None) -> ModelDescription:
+    """Read the configuration only. With `quantization` weights will be held so that are not stored so.
 
     Raises:
         ModelConfigError: it is missing, damaged, or describes what this server cannot serve.
     """
     config = read_config(model_dir)
-    architecture, spec = declare_model(config)
+    architecture, spec = declare_model(config, quantization)
     defaults = read_generation_defaults(model_dir, config)
     return ModelDescription(model_dir, architecture, config, spec, defaults)
 

@@ -18,6 +18,7 @@ from inference_service.models import (
 )
 from inference_service.models.config import ConfigReader
 from inference_service.models.errors import ModelConfigError
+from inference_service.models.fp8_format import METHODS, quantized_at_load, quantized_spec
 from inference_service.models.spec import ModelSpec
 
 
@@ -28,7 +29,7 @@ class Family:
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     declare: Callable[[ConfigReader], ModelSpec]
-    quantizations: tuple[str, ...] = ()
+    quantizations: tuple[str, ...] = METHODS
 
 
 FAMILIES = (
@@ -46,23 +47,43 @@ FAMILIES = (
 )
 
 
-def declare_model(config: ConfigReader) -> tuple[str, ModelSpec]:
+QUANTIZATIONS = ("fp8",)
+"""What a checkpoint's weights may be brought to."""
+
+
+def declare_model(config: ConfigReader, quantization: str | None = None) -> tuple[str, ModelSpec]:
     """The architecture's name and the declared model of a config.
+
+    `quantization` asks for weights to be quantised while they are read, where they are not stored so.
 
     Raises:
         ModelConfigError: an unknown family, an unsupported quantization, or a bad field.
     """
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ModelConfigError(
+            f"quantization {quantization!r} is not supported; supported are {', '.join(QUANTIZATIONS)}"
+        )
     architecture, family = _find(config)
-    quantization = config.section("quantization_config")
-    if quantization is not None:
-        method = quantization.text("quant_method", "unnamed")
+    stored = config.section("quantization_config")
+    if stored is not None:
+        method = stored.text("quant_method", "unnamed")
         if method not in family.quantizations:
             supported = ", ".join(family.quantizations) or "none"
             raise ModelConfigError(
                 f"{config.where}: quantization_config.quant_method is {method!r}, which is not supported for "
                 f"{architecture} (supported: {supported}); serve an unquantized checkpoint of this model"
             )
-    return architecture, family.declare(config)
+    spec = family.declare(config)
+    if stored is not None and stored.text("quant_method") in METHODS:
+        return architecture, quantized_spec(spec, stored)
+    if quantization is None:
+        return architecture, spec
+    if stored is not None:
+        raise ModelConfigError(
+            f"{stored.where}: quant_method is {stored.text('quant_method')!r}; such weights are served as "
+            f"they are stored, without quantization {quantization!r}"
+        )
+    return architecture, quantized_at_load(spec)
 
 
 def _find(config: ConfigReader) -> tuple[str, Family]:

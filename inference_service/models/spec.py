@@ -7,7 +7,7 @@ A family's file turns a config into a ModelSpec; `build.py` turns that and a che
 from dataclasses import dataclass
 
 from inference_service.models.attention_spec import AnyAttentionSpec
-from inference_service.models.linear_spec import LinearSpec, Module, SiteSpec
+from inference_service.models.linear_spec import Fp8Format, LinearSpec, Module, SiteSpec
 from lorikeet_contract.schema import ParameterLayout, RowOrder
 from lorikeet_kernels.dense.gated_activation import SILU, GatedActivation
 
@@ -94,7 +94,8 @@ class ExpertLinearSpec:
     """One projection of all experts, which is one LoRA site. `bias` names a tensor [E, out].
 
     `parameter` is the fused parameter's name in transformers, which LoRA files with stacked tensors use, and
-    `parameter_layout` how that parameter stores a matrix. `storage` is how the checkpoint does.
+    `parameter_layout` how that parameter stores a matrix. `storage` is how the checkpoint does, in FP8 where
+    `fp8` says how: one by one, or fused if it has the fused tensor, whose scales are "<name>_scale".
     """
 
     in_features: int
@@ -103,6 +104,7 @@ class ExpertLinearSpec:
     parameter_layout: ParameterLayout = ParameterLayout.OUT_IN
     storage: ExpertStorage = PerExpertWeights()
     bias: str | None = None
+    fp8: Fp8Format | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from inference_service.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """A stored tensor: packed bytes, or floats of any width."""
+    """A stored tensor: packed bytes, e4m3, or floats of any width."""
 
     shape: tuple[int, ...]
     is_packed: bool
+    is_e4m3: bool = False
 
 
 def stored_tensors(spec: ModelSpec) -> dict[str, TensorShape]:
@@ -43,7 +44,12 @@ class _Names:
 
     def read_into(self, destination: torch.Tensor, name: str, *, transpose: bool = False) -> None:
         stored = destination.transpose(-1, -2) if transpose else destination
-        self.tensors[self.prefix + name] = TensorShape(tuple(stored.shape), destination.dtype == torch.uint8)
+        self.tensors[self.prefix + name] = TensorShape(
+            tuple(stored.shape), destination.dtype == torch.uint8, destination.dtype == torch.float8_e4m3fn
+        )
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        del name
 
     def wait(self, *names: str) -> None:
         pass
