@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from lorikeet_kernels.dense.quantize_rows import E4M3, GROUP, LARGEST, SMALLEST_PEAK, ActivationScaling
+from lorikeet_kernels.dense.quantize_rows import E4M3, GROUP, LARGEST, ActivationScaling, scales_of
 
 WeightScaling = Literal["block", "channel"]
 
@@ -108,5 +108,5 @@ def dequantize_fp8(weight: Fp8Weight, dtype: torch.dtype) -> torch.Tensor:
 def quantize_channels(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Matrices [..., out, in] of any float dtype to e4m3 values and a scale for each row, [..., out]."""
     wide = matrices.float()
-    scales = wide.abs().amax(dim=-1).clamp(min=SMALLEST_PEAK) / LARGEST
+    scales = scales_of(wide.abs().amax(dim=-1))
     return (wide / scales.unsqueeze(-1)).clamp(-LARGEST, LARGEST).to(E4M3), scales

@@ -61,6 +61,12 @@ def num_groups(in_features: int, scaling: ActivationScaling) -> int:
     return -(-in_features // GROUP) if scaling.kind == "group" else 1
 
 
+def scales_of(peaks: torch.Tensor) -> torch.Tensor:
+    """What makes the largest values of groups, float32, e4m3's largest."""
+    # by a tensor: torch on a GPU multiplies by the reciprocal of a number, which rounds twice
+    return peaks.clamp(min=SMALLEST_PEAK) / torch.full_like(peaks, LARGEST)
+
+
 def dequantize_rows(rows: QuantizedRows) -> torch.Tensor:
     """Float32 [..., in]: what the values stand for."""
     values, groups = rows.values, rows.scales.shape[1]
@@ -84,7 +90,7 @@ def quantize_rows_reference(x: torch.Tensor, scaling: ActivationScaling) -> Quan
         peaks = padded.abs().amax(dim=-1)
         if scaling.bound is not None:
             peaks = peaks.clamp(max=scaling.bound)
-        scales = peaks.clamp(min=SMALLEST_PEAK) / LARGEST
+        scales = scales_of(peaks)
     values = (padded / scales.unsqueeze(-1)).clamp(-LARGEST, LARGEST)  # torch's cast does not saturate
     flat = values.view(rows.shape[0], -1)[:, :in_features].to(E4M3)
     return QuantizedRows(flat.view(x.shape), scales)

@@ -24,7 +24,7 @@ def _yarn(**changes: Any) -> dict[str, Any]:
     ("fields", "message"),
     [
         ({"architectures": ["GptNeoForCausalLM"]}, "GptNeoForCausalLM.*supported are Qwen3MoeForCausalLM"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method is 'fp8'.*unquantized"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method is 'awq'.*unquantized"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; this server supports 'silu'"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9; expected at most num_experts, 4"),
         ({"hidden_size": None}, "hidden_size is missing; expected an integer"),
