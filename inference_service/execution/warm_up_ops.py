@@ -20,6 +20,7 @@ from lorikeet_kernels.warm_up import warm_up_linear, warm_up_moe
 from lorikeet_kernels.warm_up_base import (
     warm_up_attention,
     warm_up_experts,
+    warm_up_few_rows,
     warm_up_fp8_linear,
     warm_up_sampling,
 )
@@ -62,7 +63,7 @@ def check_heads(model: Decoder) -> None:
 
 
 def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) -> int:
-    """Dense projections in FP8 and all projections' LoRA ops; returns how many batches it took."""
+    """Dense projections in FP8 or of few rows, and all projections' LoRA ops; how many batches it took."""
     seen: set[object] = set()
     count = 0
     for linear, most in (
@@ -70,12 +71,15 @@ def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) 
         (forward.model.lm_head, max_sampled),
     ):
         sites, in_features, weight = linear.sites, int(linear.weight.shape[1]), linear.weight
+        dtype = forward.tables.arena.dtype
         if isinstance(weight, Fp8Weight):
             made = (weight.kind, weight.activations.kind, weight.block_of_row is None, linear.bias is None)
             if (weight.shape, made) not in seen:
                 seen.add((weight.shape, made))
-                dtype = forward.tables.arena.dtype
                 count += warm_up_fp8_linear(weight, linear.bias, dtype=dtype, max_tokens=most)
+        elif not linear.batch_invariant and (weight.shape, linear.bias is None) not in seen:
+            seen.add((weight.shape, linear.bias is None))
+            count += warm_up_few_rows(weight, linear.bias, dtype=dtype, max_tokens=most)
         key = (in_features, sites.out_features, sites.num_slices, most)
         if key in seen:
             continue

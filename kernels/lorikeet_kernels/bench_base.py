@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F
 
 from lorikeet_kernels.attention.attention_inputs import attention_inputs
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.paged_attention import paged_attention
 from lorikeet_kernels.benchmarking.bench_problem import MODELS, MoeModel
 from lorikeet_kernels.benchmarking.expert_projections import WEIGHT_BYTES, expert_projection, fp8_weight
+from lorikeet_kernels.benchmarking.few_rows_points import SIZES, few_rows_point, with_rows
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
 from lorikeet_kernels.benchmarking.latent_points import attention_points
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
@@ -33,6 +33,7 @@ from lorikeet_kernels.sampling.penalties import Penalties, penalize
 from lorikeet_kernels.sampling.sampling import SamplingBatch, sample
 from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
 from lorikeet_kernels.tiling.expert_tiles import Weights
+from lorikeet_kernels.tiling.few_rows_tiles import MAX_FEW_ROWS, rule, select_few_rows
 
 FLOOR_BYTES_PER_S = 4.3e12
 FLOOR_FLOP_PER_S = 790e12
@@ -196,7 +197,7 @@ def bench_sampling(rows: int = 64, vocab: int = 201_088) -> Iterator[Row]:
 
 
 def bench_small() -> Iterator[Row]:
-    """What lies between the GEMMs of gpt-oss-20b, and its dense linears by cuBLAS."""
+    """What lies between the GEMMs of gpt-oss-20b."""
     for tokens in (1, 64, 4096):
         x, residual = torch.randn(2, tokens, 2880, device="cuda", dtype=BF16)
         weight = torch.ones(2880, device="cuda", dtype=BF16)
@@ -214,18 +215,33 @@ def bench_small() -> Iterator[Row]:
         yield _row(
             f"cut into blocks T={tokens}", [lambda ids=ids: expert_blocks(ids, 32, 64)] * 8, 32.0 * tokens
         )
-    for name, rows, columns in (("qkv", 5120, 2880), ("o", 2880, 4096)):
-        weights = [torch.randn(rows, columns, device="cuda", dtype=BF16) for _ in range(12)]
-        for tokens in (1, 4, 32):
-            x = torch.randn(tokens, columns, device="cuda", dtype=BF16)
-            calls = [lambda x=x, w=w: F.linear(x, w) for w in weights]
-            yield _row(f"linear {name} T={tokens}", calls, 2.0 * rows * columns)
+
+
+def bench_few_rows() -> Iterator[Row]:
+    """Dense projections of few rows: the own kernel and cuBLAS, taking turns."""
+    for name in SIZES:
+        point = few_rows_point(name, 1)
+        for num_rows in (1, 2, 4, 8, 32):
+            point = with_rows(point, num_rows)
+            ways = {"cuBLAS": point.cublas()}
+            if num_rows <= MAX_FEW_ROWS:
+                device = device_name(point.bias)
+                shape = point.shape
+                tiles = select_few_rows(num_rows, shape.out_features, shape.in_features, device) or rule(
+                    shape
+                )
+                ways["own"] = point.own(tiles)
+                # in a step the weight is on its way while the norm before still runs
+                ways |= {f"{way} and norm": point.after_norm(calls) for way, calls in tuple(ways.items())}
+            for way, us in time_interleaved(ways).items():
+                floor = point.num_bytes / FLOOR_BYTES_PER_S * 1e6
+                yield Row(f"linear {name} T={num_rows} {way}", round(us, 2), "us", round(floor, 2))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line a figure; exit status 2 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.bench_base", description=__doc__)
-    parser.add_argument("--only", default="mxfp4,bf16,attention,mla,sampling,small")
+    parser.add_argument("--only", default="mxfp4,bf16,attention,mla,sampling,small,few-rows")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -255,6 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "mla": bench_latent,
         "sampling": bench_sampling,
         "small": bench_small,
+        "few-rows": bench_few_rows,
     }
     rows: list[Row] = []
     sys.stdout.write(f"{device_name(torch.empty(0, device='cuda'))}\n")

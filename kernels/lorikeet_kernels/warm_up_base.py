@@ -13,6 +13,7 @@ from lorikeet_kernels.attention.paged_attention import paged_attention
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import GatedActivation
+from lorikeet_kernels.dense.linear import linear
 from lorikeet_kernels.experts.expert_blocks import cut_kind
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_kind, moe_experts
 from lorikeet_kernels.launch.device_name import device_name
@@ -23,6 +24,7 @@ from lorikeet_kernels.tiling import OpShape, is_ungrouped, select_pair
 from lorikeet_kernels.tiling.attention_tiles import select_decode, visible_keys
 from lorikeet_kernels.tiling.dense_tiles import select_dense, uses_torch
 from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
+from lorikeet_kernels.tiling.few_rows_tiles import MAX_FEW_ROWS, select_few_rows
 
 
 def warm_up_experts(
@@ -62,6 +64,19 @@ def warm_up_experts(
                 x, weights, ids, gate_up, down, activation, lora=adapters, batch_invariant=batch_invariant
             )
     return len(seen)
+
+
+def warm_up_few_rows(
+    weight: torch.Tensor, bias: torch.Tensor | None, *, dtype: torch.dtype, max_tokens: int
+) -> int:
+    """As `warm_up_experts`, for a dense projection of as many rows as the own kernel takes."""
+    out_features, in_features = weight.shape
+    name, count = device_name(weight), 0
+    for num_tokens in range(1, min(max_tokens, MAX_FEW_ROWS) + 1):
+        if select_few_rows(num_tokens, out_features, in_features, name) is not None:
+            linear(torch.zeros((num_tokens, in_features), dtype=dtype, device=weight.device), weight, bias)
+            count += 1
+    return count
 
 
 def warm_up_fp8_linear(

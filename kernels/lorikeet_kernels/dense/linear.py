@@ -3,12 +3,17 @@
     y = x W^T + bias
 
 Shapes: x [T, in], weight [out, in], bias [out], result [T, out]. Accumulates in float32, rounds once to x's
-dtype. On a GPU this is cuBLAS through torch. With `batch_invariant` a row's bits do not depend on how many
-rows share the call; without it they depend on nothing but their number.
+dtype. On a GPU this is cuBLAS through torch, or `few_rows_linear` where that was measured to be faster. With
+`batch_invariant` a row's bits do not depend on how many rows share the call; without it they depend on
+nothing but their number.
 """
 
 import torch
 from torch.nn import functional as F
+
+from lorikeet_kernels.dense.few_rows_linear import few_rows_linear, takes
+from lorikeet_kernels.launch.device_name import device_name
+from lorikeet_kernels.tiling.few_rows_tiles import MAX_FEW_ROWS, select_few_rows
 
 # Rows of every GEMM in batch-invariant mode, and what a CPU batch is filled up to otherwise: MKL's float32
 # kernels add up a row in another order when fewer than four rows are left over. On an AMD EPYC (torch 2.13, 1
@@ -45,5 +50,10 @@ def linear(
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(f"linear: weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
     if x.is_cuda and not batch_invariant:
+        if 1 <= x.shape[0] <= MAX_FEW_ROWS and takes(x, weight):
+            tiles = select_few_rows(x.shape[0], *weight.shape, device_name(x))
+            if tiles is not None:
+                out = x.new_empty((x.shape[0], weight.shape[0]))
+                return few_rows_linear(x, weight, bias, out, tiles)
         return F.linear(x, weight, bias)
     return linear_reference(x, weight, bias, batch_invariant=batch_invariant)

@@ -1,0 +1,107 @@
+"""Dense projections of few rows: which the own kernel takes, and with what tiles. Pure functions.
+
+Which is a matter of measurement: without a table of the device there is none, and all are cuBLAS's.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+MAX_FEW_ROWS = 8
+VECTOR_BYTES = 16  # what a lane loads at once
+WARP_BYTES = 32 * VECTOR_BYTES
+MULTIPROCESSORS = 132
+NEAREST = 1.0  # an entry speaks for weights of half to twice its bytes (log2)
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsTiles:
+    """A program takes `rows` rows of the weight, whole, its warps side by side along them.
+
+    `max_registers` caps the compiler's choice, so that more programs fit a multiprocessor.
+    """
+
+    rows: int
+    num_warps: int
+    max_registers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsShape:
+    """Rows of x, and the weight's sizes."""
+
+    num_rows: int
+    out_features: int
+    in_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsEntry:
+    """The fastest tiles seen at one shape, and microseconds of both ways."""
+
+    tiles: FewRowsTiles
+    us: float
+    cublas_us: float
+
+
+def rule(shape: FewRowsShape) -> FewRowsTiles:
+    """Tiles of a shape that no table has.
+
+    About 12 to 16 loads of 16 bytes are on their way for each lane, which is what its registers hold beside
+    the sums of few rows of x: four programs or more on a multiprocessor then have 90 KB on their way, twice
+    what HBM's latency asks for. Rows become fewer where that would leave multiprocessors without work.
+    """
+    row_bytes = 2 * shape.in_features
+    num_warps = 4 if row_bytes <= 24 * WARP_BYTES else 8 if row_bytes <= 64 * WARP_BYTES else 16
+    chunks = num_chunks(shape.in_features, num_warps)
+    rows = 4
+    while rows > 1 and (rows * chunks > 16 or shape.out_features < rows * 4 * MULTIPROCESSORS):
+        rows //= 2
+    return FewRowsTiles(rows, num_warps)
+
+
+def num_chunks(in_features: int, num_warps: int) -> int:
+    """How often a program's warps together reach along a row, 16 bytes a lane each time."""
+    return -(-2 * in_features // (WARP_BYTES * num_warps))
+
+
+@cache
+def load_few_rows_table(device: str) -> Mapping[FewRowsShape, FewRowsEntry]:
+    """The shipped table of `device` ("NVIDIA H200" lies in nvidia_h200_few_rows.json), or an empty one."""
+    path = FOLDER / f"{device.lower().replace(' ', '_').replace('/', '_')}_few_rows.json"
+    return parse_few_rows_table(path.read_text()) if path.exists() else {}
+
+
+def parse_few_rows_table(text: str) -> Mapping[FewRowsShape, FewRowsEntry]:
+    """A table from its JSON text; raises KeyError, TypeError or ValueError on anything else."""
+    entries: list[dict[str, Any]] = json.loads(text)["entries"]
+    return {
+        FewRowsShape(**e["shape"]): FewRowsEntry(FewRowsTiles(**e["tiles"]), e["us"], e["cublas_us"])
+        for e in entries
+    }
+
+
+@cache
+def select_few_rows(num_rows: int, out_features: int, in_features: int, device: str) -> FewRowsTiles | None:
+    """The own kernel's tiles where that is the faster way, None where cuBLAS is.
+
+    A shape that was not measured does as the one nearest to it in bytes, if that is near, with the rule's
+    tiles.
+    """
+    shape = FewRowsShape(num_rows, out_features, in_features)
+    table = load_few_rows_table(device)
+    if shape in table:
+        entry = table[shape]
+        return entry.tiles if entry.us < entry.cublas_us else None
+    best: FewRowsEntry | None = None
+    best_distance = NEAREST
+    for at, entry in table.items():
+        ratio = at.out_features * at.in_features / (out_features * in_features)
+        if at.num_rows == num_rows and (distance := abs(math.log2(ratio))) <= best_distance:
+            best, best_distance = entry, distance
+    return rule(shape) if best is not None and best.us < best.cublas_us else None
