@@ -31,7 +31,7 @@ from inference_service.execution.warm_up_ops import check_heads
 from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
 from inference_service.ports import DeviceArena, HostPool
 from lorikeet_kernels.dense.linear import ROW_TILE
-from lorikeet_kernels.tiling.lora_overlap import runs_beside
+from lorikeet_kernels.tiling.lora_overlap import BesideRows, runs_beside
 
 # Reading, hashing and scaling one revision, outside the interpreter's lock: sha256 keeps a core busy at about
 # 1.5 GB/s, memory and disks are faster.
@@ -186,8 +186,9 @@ def make_builder(config: BackendConfig, table: RequestTable, forward: ForwardPas
     )
 
 
-def _lora_beside(config: BackendConfig, device: torch.device) -> bool:
-    return device.type == "cuda" and runs_beside(torch.cuda.get_device_name(device), config.lora_overlap)
+def _lora_beside(config: BackendConfig, device: torch.device) -> BesideRows | None:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return runs_beside(name, config.lora_overlap)
 
 
 def _limits(config: BackendConfig, plan: MemoryPlan) -> StepLimits:

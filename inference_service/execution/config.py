@@ -16,9 +16,9 @@ class BackendConfig:
     Decode steps are brought to `graph_batch_sizes` requests, steps with prompts to `graph_token_counts`
     tokens (None: ladders up to `max_running_requests` and `max_step_tokens` on a GPU, nothing on a CPU), and
     each is one captured graph on a GPU, unless `cuda_graphs` is off. On a CPU the same fixed buffers are used
-    without graphs. `lora_overlap` runs part of a decode step's LoRA on a second
-    stream; None: where that was measured to be faster. `quantization` "fp8" quantises weights while they are
-    read.
+    without graphs. `lora_overlap` runs the LoRA of decode steps of fixed shapes on a second stream beside the
+    base's ops (on a CPU after them); None: as far as that was measured to be faster. `quantization` "fp8"
+    quantises weights while they are read.
     """
 
     model_dir: str

@@ -12,7 +12,9 @@ from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.lora.lora_segments import LoraSegments, make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.side_stream import SideStream
 from lorikeet_kernels.sampling.pending_tokens import pending_tokens
+from lorikeet_kernels.tiling.lora_overlap import BesideRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +28,8 @@ class Hidden:
 class ForwardPass:
     """The model with its cache, its adapters and the tokens that the device keeps. One caller: the runner.
 
-    With `lora_beside` LoRA ops that can run beside the base's do, on a second stream.
+    In decode steps of fixed shapes the parts of LoRA that `lora_beside` names run on a second stream beside
+    the base's ops: graphs keep that; without one the host's further calls would cost more than they bring.
     `sampled` holds the last token of each row of the request table, and of one row more that is nobody's.
     """
 
@@ -37,15 +40,14 @@ class ForwardPass:
         tables: LoraTables,
         *,
         max_requests: int,
-        lora_beside: bool = False,
+        lora_beside: BesideRows | None = None,
     ) -> None:
         device = cache[0].keys.device
         self.model = model
         self.cache = cache
         self.tables = tables
         self.workspace = LoraWorkspace(device)
-        # 0 is the lowest priority there is; graphs are captured on a stream of a higher one.
-        self._side = torch.cuda.Stream(device, priority=0) if lora_beside else None
+        self._side = None if lora_beside is None else SideStream.on(device, lora_beside)
         self.sampled = torch.zeros(max_requests + 1, dtype=torch.int64, device=device)
 
     def run(
@@ -60,7 +62,8 @@ class ForwardPass:
         `on_host` are query starts and lengths; a captured graph, whose inputs change, has none.
         """
         starts, lengths = on_host or (None, None)
-        lora = self.lora(inputs.token_slot, has_adapters=has_adapters)
+        is_decode = inputs.shape.num_rows == inputs.shape.num_requests
+        lora = self.lora(inputs.token_slot, has_adapters=has_adapters, beside=is_decode and on_host is None)
         batch = ForwardBatch(
             token_ids=pending_tokens(inputs.token_ids, self.sampled),
             positions=inputs.positions,
@@ -78,15 +81,16 @@ class ForwardPass:
         )
         return Hidden(self.model.forward(batch), lora)
 
-    def lora(self, token_slot: torch.Tensor, *, has_adapters: bool) -> LoraBatch:
-        """The adapters of rows with these slots [T] int32."""
+    def lora(self, token_slot: torch.Tensor, *, has_adapters: bool, beside: bool = False) -> LoraBatch:
+        """The adapters of rows with these slots [T] int32; `beside`: with the second stream."""
         num_slots = int(self.tables.rank.shape[0])
         if has_adapters or token_slot.device.type == "cpu":
             segments = make_lora_segments(token_slot, num_slots, self.workspace)
         else:  # nobody reads them, and sorting rows costs launches
             nothing = token_slot[:0]
             segments = LoraSegments(token_slot, nothing, nothing, num_slots, self.workspace)
-        return LoraBatch(segments, self.tables, is_active=has_adapters, side=self._side)
+        side = self._side if beside else None
+        return LoraBatch(segments, self.tables, is_active=has_adapters, side=side)
 
     def logits(self, hidden: Hidden) -> torch.Tensor:
         """Logits [T, V] of all rows."""

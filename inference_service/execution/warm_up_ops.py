@@ -126,9 +126,7 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
             dtype=forward.tables.arena.dtype,
             top_k=top_k,
             max_tokens=max_tokens,
-            lora=ExpertsLora(
-                base.segments, forward.tables, experts.sites.gate_up, experts.sites.down, side=base.side
-            ),
+            lora=ExpertsLora(base.segments, forward.tables, experts.sites.gate_up, experts.sites.down),
             batch_invariant=experts.batch_invariant,
         )
         count += warm_up_moe(

@@ -7,6 +7,7 @@ import torch
 from inference_service.layers.batch import ForwardBatch, LayerCache
 from inference_service.layers.head_steps import HeadStep
 from inference_service.layers.linear import Linear
+from inference_service.layers.projected import Projected
 from lorikeet_kernels.attention.attention_inputs import attention_inputs
 from lorikeet_kernels.attention.paged_attention import paged_attention
 
@@ -56,10 +57,13 @@ class Attention:
         self.head_steps = head_steps
         self.sinks = sinks
 
-    def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> Projected:
         """Attend over `cache`, to which the batch's keys and values are added first. [T, H] to [T, H]."""
         shape = self.shape
-        heads = self.qkv(x, batch.lora).view(x.shape[0], -1, shape.head_dim)  # [T, Hq + 2 Hkv, D]
+        qkv = self.qkv.beside(x, batch.lora)
+        if self.head_steps:
+            qkv = Projected(qkv.whole())
+        heads = qkv.y.view(x.shape[0], -1, shape.head_dim)  # [T, Hq + 2 Hkv, D]
         for step in self.head_steps:
             first_value = shape.num_heads + shape.num_kv_heads
             step(heads[:, : shape.num_heads], heads[:, shape.num_heads : first_value], batch.positions)
@@ -73,6 +77,7 @@ class Attention:
             eps=0.0 if norm is None else norm.eps,
             positions=None if table is None else batch.positions,
             table=table,
+            delta=None if qkv.delta is None else qkv.delta.view_as(heads),
         )
         out = torch.empty((x.shape[0], shape.num_heads, shape.head_dim), dtype=x.dtype, device=x.device)
         paged_attention(
@@ -86,4 +91,4 @@ class Attention:
             chunk=shape.chunk,
             sinks=self.sinks,
         )
-        return self.o(out.flatten(1), batch.lora)
+        return self.o.beside(out.flatten(1), batch.lora)

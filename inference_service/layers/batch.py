@@ -7,6 +7,7 @@ import torch
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.lora.lora_segments import LoraSegments
 from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.side_stream import SideStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,13 @@ class LayerCache:
 class LoraBatch:
     """Which rows use which adapter. `is_active` False: no row has one, so layers skip the LoRA ops.
 
-    `side` is a stream on which part of the LoRA ops may run beside the base's, on a GPU.
+    `side` is where LoRA ops may run beside the base's.
     """
 
     segments: LoraSegments
     tables: LoraTables
     is_active: bool
-    side: torch.cuda.Stream | None = None
+    side: SideStream | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from inference_service.layers.latent_attention import LatentAttention
 from inference_service.layers.linear import Linear
 from inference_service.layers.moe import Moe
 from inference_service.layers.norm import RmsNorm
+from inference_service.layers.projected import Projected
 
 
 class DecoderLayer:
@@ -29,7 +30,7 @@ class DecoderLayer:
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
-    def feed_forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def feed_forward(self, x: torch.Tensor, batch: ForwardBatch) -> Projected:
         """The MLP, [T, H] to [T, H]; a router sees to it that rows of no request touch no further expert."""
         if isinstance(self.mlp, DenseMlp):
             return self.mlp(x, batch.lora)
@@ -65,17 +66,22 @@ class Decoder:
         """Return the final hidden states [T, H]; the batch's keys and values are in the cache afterwards."""
         lora = batch.lora
         residual = _scaled(self.embed(batch.token_ids, lora), self.embedding_factor)
-        x: torch.Tensor | None = None
+        x: Projected | None = None
         for layer, cache in zip(self.layers, batch.cache, strict=True):
             # The first layer's input is the residual itself; later ones add the layer before in the norm.
-            h = layer.input_norm(residual) if x is None else layer.input_norm(x, residual)
-            h = _scaled(layer.attention(h, batch, cache), self.residual_factor)
-            x = _scaled(layer.feed_forward(layer.mlp_norm(h, residual), batch), self.residual_factor)
-        return self.final_norm(residual) if x is None else self.final_norm(x, residual)
+            h = layer.input_norm(residual) if x is None else layer.input_norm.after(x, residual)
+            attended = self._to_add(layer.attention(h, batch, cache))
+            h = layer.mlp_norm.after(attended, residual)
+            x = self._to_add(layer.feed_forward(h, batch))
+        return self.final_norm(residual) if x is None else self.final_norm.after(x, residual)
 
     def logits(self, hidden: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """Logits [N, V] of `hidden` [N, H], rows picked from `forward`; `lora` describes those rows."""
         return _scaled(self.lm_head(hidden, lora), self.logits_factor)
+
+    def _to_add(self, half: Projected) -> Projected:
+        """What a half of a layer adds to the residual."""
+        return half if self.residual_factor == 1.0 else Projected(half.whole().mul_(self.residual_factor))
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:

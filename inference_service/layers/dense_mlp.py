@@ -4,6 +4,7 @@ import torch
 
 from inference_service.layers.batch import LoraBatch
 from inference_service.layers.linear import Linear
+from inference_service.layers.projected import Projected
 from lorikeet_kernels.dense.gated_activation import gated_activation
 
 
@@ -14,6 +15,7 @@ class DenseMlp:
         self.gate_up = gate_up
         self.down = down
 
-    def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, lora: LoraBatch) -> Projected:
         """[T, H] to [T, H]."""
-        return self.down(gated_activation(self.gate_up(x, lora)), lora)
+        gate_up = self.gate_up.beside(x, lora)
+        return self.down.beside(gated_activation(gate_up.y, delta=gate_up.delta), lora)

@@ -11,6 +11,7 @@ import torch
 from inference_service.layers.batch import ForwardBatch, LayerCache
 from inference_service.layers.linear import Linear
 from inference_service.layers.norm import RmsNorm
+from inference_service.layers.projected import Projected
 from lorikeet_kernels.attention.kv_write import kv_write
 from lorikeet_kernels.attention.paged_attention import paged_attention
 from lorikeet_kernels.attention.rotary import rotary
@@ -59,7 +60,7 @@ class LatentAttention:
         self.o = o
         self.rope_table = rope_table
 
-    def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> Projected:
         """Attend over `cache`, to which the batch's keys and values are added first. [T, H] to [T, H]."""
         shape, num_tokens = self.shape, x.shape[0]
         down = self.down(x, batch.lora)
@@ -79,4 +80,4 @@ class LatentAttention:
         kv_write(keys, values, cache.keys, cache.values, batch.attention.slot_mapping)
         out = torch.empty((num_tokens, shape.num_heads, shape.value_dim), dtype=x.dtype, device=x.device)
         paged_attention(q, cache.keys, cache.values, batch.attention, shape.scale, out)
-        return self.o(out.flatten(1), batch.lora)
+        return self.o.beside(out.flatten(1), batch.lora)

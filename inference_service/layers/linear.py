@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from inference_service.layers.batch import LoraBatch
+from inference_service.layers.projected import Projected
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.linear import linear
@@ -41,11 +42,29 @@ class Linear:
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """Project `x` [T, in] to [T, out]; rows with an adapter get its delta added, of `x` as it is."""
-        if isinstance(self.weight, Fp8Weight):
-            y = fp8_linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
-        else:
-            y = linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
+        y = self._base(x)
         if lora.is_active:
-            sites = self.sites
-            lora_linear(y, x, lora.segments, lora.tables, sites.indices, sites.out_features, sites.num_slices)
+            self._adapt(y, x, lora, accumulate=True)
         return y
+
+    def beside(self, x: torch.Tensor, lora: LoraBatch) -> Projected:
+        """As a call, for a reader that can add: where a batch has a side stream its adapters run there."""
+        side = lora.side
+        if not lora.is_active or side is None or not side.rows.takes(side.rows.dense, x.shape[0]):
+            return Projected(self(x, lora))
+        shape = (x.shape[0], sum(self.sites.out_features))
+        delta = torch.empty(shape, dtype=torch.float32, device=x.device)
+        y = side.beside(lambda: self._base(x), lambda: self._adapt(delta, x, lora, accumulate=False))
+        return Projected(y, delta)
+
+    def _base(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.weight, Fp8Weight):
+            return fp8_linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
+        return linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
+
+    def _adapt(self, out: torch.Tensor, x: torch.Tensor, lora: LoraBatch, *, accumulate: bool) -> None:
+        sites = self.sites
+        lora_linear(
+            out, x, lora.segments, lora.tables, sites.indices, sites.out_features, sites.num_slices,
+            accumulate=accumulate,
+        )  # fmt: skip

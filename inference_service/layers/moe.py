@@ -1,12 +1,13 @@
 """A mixture-of-experts layer: router, experts, and both with LoRA."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from inference_service.layers.batch import LoraBatch
 from inference_service.layers.linear import Linear
+from inference_service.layers.projected import Projected
 from inference_service.layers.shared_expert import SharedExpert
 from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation
 from lorikeet_kernels.dense.row_order import RowOrder
@@ -18,8 +19,19 @@ from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 
-Routing = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Logits [T, E] to topk_weights [T, K] float32 and topk_ids [T, K] int32."""
+
+class Routing(Protocol):
+    """Logits [T, E] to topk_weights [T, K] float32 and topk_ids [T, K] int32."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        *,
+        delta: torch.Tensor | None = None,
+        source_rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `lorikeet_kernels.experts.routing`, also for `delta` and `source_rows`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +157,13 @@ class Moe:
 
     def __call__(
         self, x: torch.Tensor, lora: LoraBatch, source_rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    ) -> Projected:
         """[T, H] to [T, H]; where `source_rows` [T] are given, row t is routed as that row is."""
-        logits = self.router(x, lora)
-        if source_rows is not None:
-            logits = logits.index_select(0, source_rows)
-        topk_weights, topk_ids = self.routing(logits)
+        logits = self.router.beside(x, lora)
+        topk_weights, topk_ids = self.routing(logits.y, delta=logits.delta, source_rows=source_rows)
         routed = x
         if self.scales_input:
             routed = (x * topk_weights).to(x.dtype)
             topk_weights = torch.ones_like(topk_weights)
         y = self.experts(routed, topk_weights, topk_ids, lora)
-        return y if self.shared is None else y + self.shared(x, lora)
+        return Projected(y if self.shared is None else y + self.shared(x, lora))

@@ -2,6 +2,7 @@
 
 import torch
 
+from inference_service.layers.projected import Projected
 from lorikeet_kernels.dense.rms_norm import rms_norm
 
 
@@ -15,3 +16,7 @@ class RmsNorm:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Return the norm of `x`, or of x + residual, which `residual` then holds."""
         return rms_norm(x, self.weight, self.eps, residual)
+
+    def after(self, projected: Projected, residual: torch.Tensor) -> torch.Tensor:
+        """Return the norm of `projected` + residual, which `residual` then holds."""
+        return rms_norm(projected.y, self.weight, self.eps, residual, projected.delta)

@@ -16,5 +16,5 @@ class SharedExpert:
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """[T, H] to [T, H], a new tensor."""
-        y = self.mlp(x, lora)
+        y = self.mlp(x, lora).whole()
         return y if self.gate is None else y * torch.sigmoid(self.gate(x, lora))

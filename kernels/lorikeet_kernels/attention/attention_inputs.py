@@ -1,10 +1,12 @@
 """Between the fused projection and attention: head norm, rotation and the cache write in one launch.
 
+    q, k, v -> q, k, v + delta            (where a delta is given: what adapters add)
     q, k -> rotary(head_norm(q, k));  q in place, k and v into the cache at slot_mapping[t]
 
-Shapes: heads [T, Hq + 2 Hkv, D] contiguous, queries first, then keys, then values; norm_weight [Hq + Hkv, D];
-positions [T] int64; table [P, 2, half] float32; key_cache, value_cache [blocks, block_tokens, Hkv, D];
-slot_mapping [T] int64. Rounds where `head_norm` and `rotary` round; k and v in `heads` are left as they were.
+Shapes: heads [T, Hq + 2 Hkv, D] contiguous, queries first, then keys, then values; delta likewise, float32;
+norm_weight [Hq + Hkv, D]; positions [T] int64; table [P, 2, half] float32; key_cache, value_cache [blocks,
+block_tokens, Hkv, D]; slot_mapping [T] int64. Rounds the sum, and where `head_norm` and `rotary` round; k and
+v in `heads` are left as they were.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -40,8 +42,11 @@ def attention_inputs_reference(
     eps: float = 0.0,
     positions: torch.Tensor | None = None,
     table: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `attention_inputs`; k in `heads` is overwritten here."""
+    """See `attention_inputs`; k and v in `heads` are overwritten here."""
+    if delta is not None:
+        heads.copy_(heads.float() + delta)
     kv_heads = key_cache.shape[2]
     num_rotated = heads.shape[1] - kv_heads
     if norm_weight is not None:
@@ -55,10 +60,10 @@ def attention_inputs_reference(
 
 @triton.jit
 def _attention_inputs_kernel(
-    heads_ptr, weight_ptr, positions_ptr, table_ptr, key_ptr, value_ptr, slots_ptr, eps,
+    heads_ptr, delta_ptr, weight_ptr, positions_ptr, table_ptr, key_ptr, value_ptr, slots_ptr, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
     HALF_P2: tl.constexpr, REST: tl.constexpr, REST_P2: tl.constexpr, NORM: tl.constexpr,
-    ROTATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    ROTATE: tl.constexpr, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A head is (first half, second half) of what is rotated, and a rest of REST elements that is not."""
     if PDL:
@@ -72,13 +77,21 @@ def _attention_inputs_kernel(
     is_head = head < ROTATED + KV_HEADS
     is_half = is_head[:, None] & (i < HALF)[None, :]
     is_rest = is_head[:, None] & (j < REST)[None, :]
-    at = heads_ptr + (token * (ROTATED + KV_HEADS) + head)[:, None] * DIM
+    first = (token * (ROTATED + KV_HEADS) + head)[:, None] * DIM
+    at = heads_ptr + first
     a = tl.load(at + i[None, :], mask=is_half, other=0.0)
     b = tl.load(at + HALF + i[None, :], mask=is_half, other=0.0)
     dtype = a.dtype
     rest = a
     if REST > 0:
         rest = tl.load(at + 2 * HALF + j[None, :], mask=is_rest, other=0.0)
+    if HAS_DELTA:
+        added = delta_ptr + first
+        a = (a.to(tl.float32) + tl.load(added + i[None, :], mask=is_half, other=0.0)).to(dtype)
+        b = (b.to(tl.float32) + tl.load(added + HALF + i[None, :], mask=is_half, other=0.0)).to(dtype)
+        if REST > 0:
+            more = tl.load(added + 2 * HALF + j[None, :], mask=is_rest, other=0.0)
+            rest = (rest.to(tl.float32) + more).to(dtype)
     changes = (head < ROTATED)[:, None]
     if NORM:
         wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
@@ -125,6 +138,7 @@ def attention_inputs(
     eps: float = 0.0,
     positions: torch.Tensor | None = None,
     table: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Prepare the queries in place, write keys and values into the caches, and return the queries' view."""
     num_heads, dim = heads.shape[1:]
@@ -138,14 +152,16 @@ def attention_inputs(
         raise ValueError(f"attention_inputs: norm weight {tuple(norm_weight.shape)} does not fit the heads")
     if (table is None) != (positions is None) or (table is not None and 2 * table.shape[-1] > dim):
         raise ValueError("attention_inputs: pass a table that fits the heads and positions, or neither")
-    if heads.device.type == "cpu":
-        return attention_inputs_reference(
-            heads, key_cache, value_cache, slot_mapping,
-            norm_weight=norm_weight, eps=eps, positions=positions, table=table,
-        )  # fmt: skip
-    return prepare_heads(
+    if delta is not None and (
+        delta.shape != heads.shape or delta.dtype != torch.float32 or not delta.is_contiguous()
+    ):
+        raise ValueError(
+            f"attention_inputs: delta {delta.dtype} {tuple(delta.shape)} is not contiguous float32 like heads"
+        )
+    launch = attention_inputs_reference if heads.device.type == "cpu" else prepare_heads
+    return launch(
         heads, key_cache, value_cache, slot_mapping,
-        norm_weight=norm_weight, eps=eps, positions=positions, table=table,
+        norm_weight=norm_weight, eps=eps, positions=positions, table=table, delta=delta,
     )  # fmt: skip
 
 
@@ -159,8 +175,12 @@ def prepare_heads(
     eps: float = 0.0,
     positions: torch.Tensor | None = None,
     table: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Launch; `attention_inputs` on a GPU, and what the interpreter tests."""
+    """Launch; `attention_inputs` on a GPU, and what the interpreter tests.
+
+    A delta comes from another stream, after whose join a launch waits for what is before it in any case.
+    """
     num_tokens, num_heads, dim = heads.shape
     kv_heads = key_cache.shape[2]
     half = dim // 2 if table is None else table.shape[-1]
@@ -169,12 +189,12 @@ def prepare_heads(
     block = heads_per_program(num_tokens)
     if num_tokens > 0:
         _attention_inputs_kernel[(num_tokens, triton.cdiv(num_heads, block))](
-            heads, heads if norm_weight is None else norm_weight,
+            heads, heads if delta is None else delta, heads if norm_weight is None else norm_weight,
             slot_mapping if positions is None else positions, heads if table is None else table,
             key_cache, value_cache, slot_mapping, eps,
             Q_HEADS=num_heads - 2 * kv_heads, KV_HEADS=kv_heads, DIM=dim, HALF=half,
             HALF_P2=triton.next_power_of_2(half), REST=rest, REST_P2=triton.next_power_of_2(max(1, rest)),
-            NORM=norm_weight is not None, ROTATE=table is not None, BLOCK=block, PDL=pdl,
-            num_warps=2, **({"launch_pdl": True} if pdl else {}),
+            NORM=norm_weight is not None, ROTATE=table is not None, HAS_DELTA=delta is not None,
+            BLOCK=block, PDL=pdl, num_warps=2, **({"launch_pdl": True} if pdl and delta is None else {}),
         )  # fmt: skip
     return heads[:, : num_heads - 2 * kv_heads]

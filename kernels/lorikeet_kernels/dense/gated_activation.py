@@ -6,7 +6,8 @@ g is the gate and u is up; with a limit, first g = min(g, limit) and u = min(max
 defaults are silu(gate) * up.
 
 Shapes: gate_up [..., 2I], out [..., I]. Rows hold [gate | up], or g0, u0, g1, u1, ... where `row_order` is
-"interleaved". Computes in float32, rounds once. A NaN stays one: a minimum or maximum that drops it would
+"interleaved". Where a delta [..., 2I] is given, what adapters add, g and u are gate_up + delta rounded to
+gate_up's dtype. Computes in float32, rounds once. A NaN stays one: a minimum or maximum that drops it would
 hide a broken request.
 """
 
@@ -37,9 +38,15 @@ SILU = GatedActivation()
 
 
 def gated_activation_reference(
-    gate_up: torch.Tensor, activation: GatedActivation = SILU, *, row_order: RowOrder = "concatenated"
+    gate_up: torch.Tensor,
+    activation: GatedActivation = SILU,
+    *,
+    row_order: RowOrder = "concatenated",
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `gated_activation`."""
+    if delta is not None:
+        gate_up = (gate_up.float() + delta.float()).to(gate_up.dtype)
     width = gate_up.shape[-1]
     gate, up = (gate_up[..., slice_columns(row_order, width, index)].float() for index in range(2))
     if activation.limit is not None:
@@ -49,24 +56,34 @@ def gated_activation_reference(
 
 
 @triton.jit
+def _load_with_delta(gate_up_ptr, delta_ptr, at, inside, HAS_DELTA: tl.constexpr):
+    value = tl.load(gate_up_ptr + at, mask=inside, other=0.0)
+    if HAS_DELTA:
+        delta = tl.load(delta_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        value = (value.to(tl.float32) + delta).to(value.dtype)
+    return value.to(tl.float32)
+
+
+@triton.jit
 def _gated_activation_kernel(
-    out_ptr, gate_up_ptr, alpha, limit, up_offset,
-    INNER: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_LIMIT: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    out_ptr, gate_up_ptr, delta_ptr, alpha, limit, up_offset,
+    INNER: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_LIMIT: tl.constexpr, HAS_DELTA: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < INNER
-    at = gate_up_ptr + row * (2 * INNER)
+    at = row * (2 * INNER)
     if INTERLEAVED:
         both = tl.program_id(1) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
-        loaded = tl.load(at + both, mask=both < 2 * INNER, other=0.0).to(tl.float32)
+        loaded = _load_with_delta(gate_up_ptr, delta_ptr, at + both, both < 2 * INNER, HAS_DELTA)
         gate, up = tl.split(tl.reshape(loaded, [BLOCK, 2]))
     else:
-        gate = tl.load(at + column, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(at + INNER + column, mask=inside, other=0.0).to(tl.float32)
+        gate = _load_with_delta(gate_up_ptr, delta_ptr, at + column, inside, HAS_DELTA)
+        up = _load_with_delta(gate_up_ptr, delta_ptr, at + INNER + column, inside, HAS_DELTA)
     if HAS_LIMIT:  # comparisons keep a NaN, minimum and maximum may not
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
@@ -75,9 +92,16 @@ def _gated_activation_kernel(
 
 
 def activate_rows(
-    gate_up: torch.Tensor, out: torch.Tensor, activation: GatedActivation, row_order: RowOrder
+    gate_up: torch.Tensor,
+    out: torch.Tensor,
+    activation: GatedActivation,
+    row_order: RowOrder,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Launch over contiguous rows; `gated_activation` on a GPU, and what the interpreter tests."""
+    """Launch over contiguous rows; `gated_activation` on a GPU, and what the interpreter tests.
+
+    A delta comes from another stream, after whose join a launch waits for what is before it in any case.
+    """
     inner = out.shape[-1]
     num_rows = out.numel() // inner
     block = 512
@@ -85,20 +109,31 @@ def activate_rows(
     limit = activation.limit
     if num_rows > 0:
         _gated_activation_kernel[(num_rows, triton.cdiv(inner, block))](
-            out, gate_up, activation.alpha, 0.0 if limit is None else limit, activation.up_offset,
-            INNER=inner, INTERLEAVED=row_order == "interleaved", HAS_LIMIT=limit is not None, BLOCK=block,
-            PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {}),
+            out, gate_up, gate_up if delta is None else delta,
+            activation.alpha, 0.0 if limit is None else limit, activation.up_offset,
+            INNER=inner, INTERLEAVED=row_order == "interleaved", HAS_LIMIT=limit is not None,
+            HAS_DELTA=delta is not None, BLOCK=block, PDL=pdl, num_warps=4,
+            **({"launch_pdl": True} if pdl and delta is None else {}),
         )  # fmt: skip
     return out
 
 
 def gated_activation(
-    gate_up: torch.Tensor, activation: GatedActivation = SILU, *, row_order: RowOrder = "concatenated"
+    gate_up: torch.Tensor,
+    activation: GatedActivation = SILU,
+    *,
+    row_order: RowOrder = "concatenated",
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the activation of `gate_up`, a new tensor."""
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gated_activation: last dimension of {tuple(gate_up.shape)} is odd")
+    if delta is not None and delta.shape != gate_up.shape:
+        raise ValueError(
+            f"gated_activation: delta {tuple(delta.shape)} does not fit rows {tuple(gate_up.shape)}"
+        )
     if gate_up.device.type == "cpu":
-        return gated_activation_reference(gate_up, activation, row_order=row_order)
+        return gated_activation_reference(gate_up, activation, row_order=row_order, delta=delta)
     out = gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
-    return activate_rows(gate_up.contiguous(), out, activation, row_order)
+    added = None if delta is None else delta.contiguous()
+    return activate_rows(gate_up.contiguous(), out, activation, row_order, added)

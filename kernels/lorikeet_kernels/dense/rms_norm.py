@@ -1,11 +1,12 @@
 """RMS norm over the last dimension, with an optional residual added first.
 
+    x = x + delta                         (where a delta is given: what adapters add to x)
     h = x + residual                      (where a residual is given; written back into it)
     y = h / sqrt(mean(h^2) + eps) * weight
 
-Shapes: x, residual, out [..., H]; weight [H]. Dtypes: float32, bfloat16, float16, all alike. The sum is
-rounded to the tensors' dtype before it is squared (it is what the next layer adds to); the rest is float32
-and rounds once.
+Shapes: x, residual, out [..., H], delta [..., H] float32; weight [H]. Dtypes: float32, bfloat16, float16, all
+alike. Each sum is rounded to the tensors' dtype before it goes on (it is what the next layer adds to); the
+rest is float32 and rounds once.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -20,9 +21,15 @@ from torch.nn import functional as F
 
 
 def rms_norm_reference(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `rms_norm`."""
+    if delta is not None:
+        x = (x.float() + delta).to(x.dtype)
     if residual is not None:
         x = residual.add_(x)
     return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
@@ -30,8 +37,9 @@ def rms_norm_reference(
 
 @triton.jit
 def _rms_norm_kernel(
-    out_ptr, x_ptr, residual_ptr, weight_ptr, eps,
-    WIDTH: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    out_ptr, x_ptr, residual_ptr, delta_ptr, weight_ptr, eps,
+    WIDTH: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -41,6 +49,9 @@ def _rms_norm_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     h = tl.load(x_ptr + row * WIDTH + column, mask=inside, other=0.0)
+    if HAS_DELTA:
+        delta = tl.load(delta_ptr + row * WIDTH + column, mask=inside, other=0.0)
+        h = (h.to(tl.float32) + delta).to(h.dtype)
     if HAS_RESIDUAL:
         at = residual_ptr + row * WIDTH + column
         h = (h.to(tl.float32) + tl.load(at, mask=inside, other=0.0).to(tl.float32)).to(h.dtype)
@@ -52,30 +63,51 @@ def _rms_norm_kernel(
 
 
 def norm_rows(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, out: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Launch over contiguous rows; `rms_norm` on a GPU, and what the interpreter tests."""
+    """Launch over contiguous rows; `rms_norm` on a GPU, and what the interpreter tests.
+
+    A delta comes from another stream, after whose join a launch waits for what is before it in any case.
+    """
     width = weight.shape[0]
     num_rows = x.numel() // width
     block = triton.next_power_of_2(width)
     pdl = x.device.type == "cuda"
     if num_rows > 0:
         _rms_norm_kernel[(num_rows,)](
-            out, x, x if residual is None else residual, weight, eps,
-            WIDTH=width, HAS_RESIDUAL=residual is not None, BLOCK=block, PDL=pdl,
-            num_warps=min(16, max(1, block // 512)), **({"launch_pdl": True} if pdl else {}),
+            out, x, x if residual is None else residual, x if delta is None else delta, weight, eps,
+            WIDTH=width, HAS_RESIDUAL=residual is not None, HAS_DELTA=delta is not None, BLOCK=block, PDL=pdl,
+            num_warps=min(16, max(1, block // 512)),
+            **({"launch_pdl": True} if pdl and delta is None else {}),
         )  # fmt: skip
     return out
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the norm of `x`, or of `x + residual`; in the latter case `residual` becomes that sum."""
+    """Return the norm of `x`, or of `x + residual`; in the latter case `residual` becomes that sum.
+
+    `delta` is added to `x` first, which itself stays as it is.
+    """
     if x.shape[-1:] != weight.shape:
         raise ValueError(f"rms_norm: weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
+    if delta is not None and (delta.shape != x.shape or delta.dtype != torch.float32):
+        raise ValueError(f"rms_norm: delta {delta.dtype} {tuple(delta.shape)}, not float32 {tuple(x.shape)}")
     if x.device.type == "cpu":
-        return rms_norm_reference(x, weight, eps, residual)
+        return rms_norm_reference(x, weight, eps, residual, delta)
     if residual is not None and not residual.is_contiguous():
         raise ValueError(f"rms_norm: residual's strides {residual.stride()} are not contiguous")
-    return norm_rows(x.contiguous(), weight, eps, residual, torch.empty_like(x).contiguous())
+    out = torch.empty_like(x).contiguous()
+    return norm_rows(
+        x.contiguous(), weight, eps, residual, out, None if delta is None else delta.contiguous()
+    )

@@ -44,8 +44,8 @@ def mxfp4_linear(
 ) -> torch.Tensor:
     """Write every pair's result into `out` and return it; see this module's docstring. GPU only.
 
-    `weights_first` fetches weights while the launch before still runs. Only for the launch right after
-    another of this op over the same `blocks`: that one is past the blocks' making.
+    `weights_first` fetches weights while the launch before still runs. Only where that one started after the
+    making of `blocks` had ended: another of this op over them, or what follows one.
     """
     _check(x, weight, blocks, out, tiles, activation, delta)
     if blocks.capacity == 0:

@@ -2,6 +2,9 @@
 
 All maths in float32, whatever the logits' dtype. Equal scores choose the lower expert id, on every device,
 so that a tie never makes two runs differ. Weights [T, K] float32, ids [T, K] int32, best first.
+
+With `delta` [T, E] float32, what adapters add, the logits are those sums, rounded to the logits' dtype. With
+`source_rows` [T] int64 token t is routed by the logits of row source_rows[t].
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -106,17 +109,32 @@ def _allowed_experts(biased, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexp
     return tl.reshape(spread, [BLOCK]) == 1
 
 
+def _final_logits(
+    logits: torch.Tensor, delta: torch.Tensor | None, source_rows: torch.Tensor | None
+) -> torch.Tensor:
+    if delta is not None:
+        logits = (logits.float() + delta).to(logits.dtype)
+    return logits if source_rows is None else logits.index_select(0, source_rows)
+
+
 @triton.jit
 def _route_kernel(
-    logits_ptr, bias_ptr, weights_ptr, ids_ptr, scale,
+    logits_ptr, delta_ptr, rows_ptr, bias_ptr, weights_ptr, ids_ptr, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TOP_K_P2: tl.constexpr, BLOCK: tl.constexpr,
     SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
+    RENORMALIZE: tl.constexpr, HAS_DELTA: tl.constexpr, HAS_ROWS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     inside = lane < NUM_EXPERTS
-    logits = tl.load(logits_ptr + token * NUM_EXPERTS + lane, mask=inside, other=float("-inf")).to(tl.float32)
+    row = token
+    if HAS_ROWS:
+        row = tl.load(rows_ptr + token)
+    logits = tl.load(logits_ptr + row * NUM_EXPERTS + lane, mask=inside, other=float("-inf"))
+    if HAS_DELTA:
+        delta = tl.load(delta_ptr + row * NUM_EXPERTS + lane, mask=inside, other=0.0)
+        logits = (logits.to(tl.float32) + delta).to(logits.dtype)
+    logits = logits.to(tl.float32)
     if SIGMOID:
         score = 1.0 / (1.0 + tl.exp(-logits))
     else:
@@ -143,8 +161,10 @@ def _route_kernel(
     tl.store(weights_ptr + token * TOP_K + place, weights * scale, mask=place < TOP_K)
 
 
-def _route(
+def route_rows(
     logits: torch.Tensor,
+    delta: torch.Tensor | None,
+    source_rows: torch.Tensor | None,
     correction_bias: torch.Tensor | None,
     top_k: int,
     *,
@@ -154,29 +174,43 @@ def _route(
     renormalize: bool = False,
     scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch; every rule on a GPU, and what the interpreter tests."""
     num_tokens, num_experts = logits.shape
     weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
     block = triton.next_power_of_2(num_experts)
     if num_groups > 1 and (block != num_experts or triton.next_power_of_2(num_groups) != num_groups):
         raise ValueError(f"{num_experts} experts in {num_groups} groups: grouped routing takes powers of two")
+    if delta is not None and (delta.shape != logits.shape or delta.dtype != torch.float32):
+        raise ValueError(f"router's delta {delta.dtype} {tuple(delta.shape)}: pass float32, shaped as logits")
+    if source_rows is not None and source_rows.shape != (num_tokens,):
+        raise ValueError(f"{tuple(source_rows.shape)} source rows for {num_tokens} tokens")
     if num_tokens > 0:
         _route_kernel[(num_tokens,)](
-            logits.contiguous(), logits if correction_bias is None else correction_bias, weights, ids, scale,
+            logits.contiguous(), logits if delta is None else delta.contiguous(),
+            logits if source_rows is None else source_rows,
+            logits if correction_bias is None else correction_bias, weights, ids, scale,
             NUM_EXPERTS=num_experts, TOP_K=top_k, TOP_K_P2=triton.next_power_of_2(top_k), BLOCK=block,
             SIGMOID=sigmoid, HAS_BIAS=correction_bias is not None, NUM_GROUPS=num_groups,
-            TOP_K_GROUPS=top_k_groups, RENORMALIZE=renormalize, num_warps=1,
+            TOP_K_GROUPS=top_k_groups, RENORMALIZE=renormalize, HAS_DELTA=delta is not None,
+            HAS_ROWS=source_rows is not None, num_warps=1,
         )  # fmt: skip
     return weights, ids
 
 
 def route_softmax(
-    logits: torch.Tensor, top_k: int, *, renormalize: bool
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    renormalize: bool,
+    delta: torch.Tensor | None = None,
+    source_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `route_softmax_reference`; `logits` [T, E]."""
     if logits.device.type == "cpu":
+        logits = _final_logits(logits, delta, source_rows)
         return route_softmax_reference(logits, top_k, renormalize=renormalize)
-    return _route(logits, None, top_k, sigmoid=False, renormalize=renormalize)
+    return route_rows(logits, delta, source_rows, None, top_k, sigmoid=False, renormalize=renormalize)
 
 
 def route_sigmoid_grouped(
@@ -188,11 +222,13 @@ def route_sigmoid_grouped(
     top_k_groups: int,
     renormalize: bool,
     scale: float,
+    delta: torch.Tensor | None = None,
+    source_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `route_sigmoid_grouped_reference`; `logits` [T, E], `correction_bias` [E]."""
     if logits.device.type == "cpu":
         return route_sigmoid_grouped_reference(
-            logits,
+            _final_logits(logits, delta, source_rows),
             correction_bias,
             top_k,
             num_groups=num_groups,
@@ -200,8 +236,10 @@ def route_sigmoid_grouped(
             renormalize=renormalize,
             scale=scale,
         )
-    return _route(
+    return route_rows(
         logits,
+        delta,
+        source_rows,
         correction_bias,
         top_k,
         sigmoid=True,
@@ -213,18 +251,32 @@ def route_sigmoid_grouped(
 
 
 def route_softmax_grouped(
-    logits: torch.Tensor, top_k: int, *, num_groups: int, top_k_groups: int, scale: float
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    num_groups: int,
+    top_k_groups: int,
+    scale: float,
+    delta: torch.Tensor | None = None,
+    source_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `route_softmax_grouped_reference`; `logits` [T, E]. The kernel knows no groups of this kind."""
     if logits.device.type == "cpu" or num_groups > 1:
+        logits = _final_logits(logits, delta, source_rows)
         return route_softmax_grouped_reference(
             logits, top_k, num_groups=num_groups, top_k_groups=top_k_groups, scale=scale
         )
-    return _route(logits, None, top_k, sigmoid=False, scale=scale)
+    return route_rows(logits, delta, source_rows, None, top_k, sigmoid=False, scale=scale)
 
 
-def route_sigmoid(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def route_sigmoid(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    delta: torch.Tensor | None = None,
+    source_rows: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """As `route_sigmoid_reference`; `logits` [T, E]."""
     if logits.device.type == "cpu":
-        return route_sigmoid_reference(logits, top_k)
-    return _route(logits, None, top_k, sigmoid=True)
+        return route_sigmoid_reference(_final_logits(logits, delta, source_rows), top_k)
+    return route_rows(logits, delta, source_rows, None, top_k, sigmoid=True)

@@ -6,6 +6,9 @@ x [T, in]; A_j [num_a * R, in] and B_j [out_j, R] in the arena, scaling included
 by side in out [T, sum out_j]. Where num_slices[j] is 2 and num_a is 2, the first half of site j's columns
 uses A's first R rows and the second half the others. The rank vector stays float32; out is updated in place,
 rounded once; rows of slot -1 and columns of a site with rank 0 keep their bits.
+
+Without `accumulate` out is float32 and becomes the delta alone, unrounded, and NO_DELTA where there is none:
+so that whoever adds it to what a base GEMM made meanwhile, and rounds, gets the same bits as above.
 """
 
 import torch
@@ -17,6 +20,7 @@ from lorikeet_kernels.lora.grouped_shrink import grouped_shrink
 from lorikeet_kernels.lora.lora_segments import LoraSegments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_weights import add_rounded, site_a, site_b, site_rank
+from lorikeet_kernels.lora.no_delta import NO_DELTA
 from lorikeet_kernels.lora.output_lanes import site_lanes
 from lorikeet_kernels.lora.pair_lora import MAX_SITES, pair_lora
 from lorikeet_kernels.lora.register_segments import register_segments
@@ -25,6 +29,7 @@ from lorikeet_kernels.tiling import (
     OpShape,
     RegisterTiles,
     is_segmented,
+    select_delta_segment,
     select_expand,
     select_pair,
     select_segment,
@@ -40,9 +45,13 @@ def lora_linear_reference(
     sites: tuple[int, ...],
     out_features: tuple[int, ...],
     num_slices: tuple[int, ...] | None = None,
+    *,
+    accumulate: bool = True,
 ) -> None:
     """The op on CPU: per slot segment and site, float32 matmuls."""
     del num_slices  # num_a says the same
+    if not accumulate:
+        out.fill_(NO_DELTA)
     indptr = segments.indptr.tolist()
     for slot in range(segments.num_slots):
         start, end = indptr[slot + 1], indptr[slot + 2]
@@ -84,6 +93,7 @@ def _check(
     sites: tuple[int, ...],
     out_features: tuple[int, ...],
     num_slices: tuple[int, ...] | None,
+    out_dtype: torch.dtype,
 ) -> None:
     num_tokens = segments.token_slot.shape[0]
     if out.shape != (num_tokens, sum(out_features)) or x.shape[0] != num_tokens:
@@ -99,9 +109,10 @@ def _check(
         raise ValueError(
             f"sites {sites}, out_features {out_features} and num_slices {num_slices} differ in length"
         )
-    if not out.dtype == x.dtype == tables.arena.dtype:
+    if x.dtype != tables.arena.dtype or out.dtype != out_dtype:
         raise ValueError(
-            f"out {out.dtype}, x {x.dtype} and arena {tables.arena.dtype} differ: all carry the compute dtype"
+            f"out {out.dtype}, x {x.dtype} and arena {tables.arena.dtype}: all carry the compute dtype, but"
+            " float32 the out that receives the delta alone"
         )
 
 
@@ -113,16 +124,23 @@ def lora_linear(
     sites: tuple[int, ...],
     out_features: tuple[int, ...],
     num_slices: tuple[int, ...] | None = None,
+    *,
+    accumulate: bool = True,
 ) -> None:
     """Launch: one kernel at decode, a grouped shrink and expand at prefill, the reference on CPU.
 
-    The kernels of decode read weights, tables and `segments` while the launch before them still runs.
+    With `accumulate` the kernels of decode read weights, tables and `segments` while the launch before them
+    still runs.
     """
-    _check(out, x, segments, tables, sites, out_features, num_slices)
+    _check(
+        out, x, segments, tables, sites, out_features, num_slices, x.dtype if accumulate else torch.float32
+    )
     if x.shape[0] == 0:
         return
     if x.device.type == "cpu":
-        lora_linear_reference(out, x, segments, tables, sites, out_features, num_slices)
+        lora_linear_reference(
+            out, x, segments, tables, sites, out_features, num_slices, accumulate=accumulate
+        )
         return
     slices = num_slices or (1,) * len(sites)
     lanes = site_lanes(out_features, slices)
@@ -130,15 +148,25 @@ def lora_linear(
     shape = OpShape("linear", x.shape[1], out.shape[1], tables.max_rank, x.shape[0])
     if segments.blocks is None:
         tiles = select_pair(shape, device)
-        pair_lora(out, x, segments.token_slot, None, None, tables, sites, lanes, tiles, segments.workspace)
+        pair_lora(
+            out, x, segments.token_slot, None, None, tables, sites, lanes, tiles, segments.workspace,
+            accumulate=accumulate,
+        )  # fmt: skip
         return
     if is_segmented(x.shape[0], segments.blocks.capacity, tables.max_rank):
-        tiles = select_segment(shape, device)
-        if isinstance(tiles, RegisterTiles):
-            register_segments(out, x, segments.blocks, tables, sites, lanes, tiles, segments.workspace)
-        else:
-            segment_lora(out, x, segments.blocks, tables, sites, lanes, tiles, segments.workspace)
+        segment_tiles = select_segment(shape, device)
+        if accumulate and isinstance(segment_tiles, RegisterTiles):
+            register_segments(
+                out, x, segments.blocks, tables, sites, lanes, segment_tiles, segments.workspace
+            )
+            return
+        tiles = select_delta_segment(shape, device)
+        segment_lora(
+            out, x, segments.blocks, tables, sites, lanes, tiles, segments.workspace, accumulate=accumulate
+        )
         return
+    if not accumulate:
+        out.fill_(NO_DELTA)
     shrink_tiles = select_shrink(shape, segments.blocks.block_m, device)
     h = torch.empty(
         (shrink_tiles.splits, x.shape[0], len(sites), max(slices), tables.max_rank),

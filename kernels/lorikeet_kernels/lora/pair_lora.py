@@ -9,7 +9,7 @@ costs no atomics and no fence: a part is a float32 whose last mantissa bit is th
 flips the phase of its own words at every launch; an expand program keeps a word of its own with the phase it
 saw last and takes a part once the phase differs. Programs start in order and shrink programs never wait, so
 the wait always ends. Every word of every pair of the launch flips, also for pairs without an adapter. Rows of
-such pairs keep their bits.
+such pairs keep their bits, or get NO_DELTA where the delta alone is stored.
 
 A dense site's launch may start while the launch before it still runs (PDL): it reads weights and tables ahead
 and waits before it touches what that launch may write. Routed ids may come from a launch just before, so a
@@ -27,6 +27,7 @@ import triton.language as tl
 
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.no_delta import no_delta
 from lorikeet_kernels.lora.output_lanes import PairLane, describe_lanes
 from lorikeet_kernels.lora.site_lookup import find_lane, find_site
 from lorikeet_kernels.tiling import PairTiles
@@ -133,7 +134,7 @@ def _expand_tile(
         if rank == 0:
             tl.store(seen_place, expected)
             if not ACCUMULATE:
-                tl.store(out_place, tl.zeros([BLOCK_N], out_ptr.dtype.element_ty), mask=n < width)
+                tl.store(out_place, no_delta(out_place).to(out_ptr.dtype.element_ty), mask=n < width)
             return
     if HAS_EXPERTS:
         expert = tl.load(topk_ids_ptr + pair).to(tl.int64)
@@ -146,7 +147,7 @@ def _expand_tile(
         if rank == 0:
             tl.store(seen_place, expected)
             if not ACCUMULATE:
-                tl.store(out_place, tl.zeros([BLOCK_N], out_ptr.dtype.element_ty), mask=n < width)
+                tl.store(out_place, no_delta(out_place).to(out_ptr.dtype.element_ty), mask=n < width)
             return
     if ACCUMULATE:
         before = tl.load(out_place, mask=n < width, other=0.0)
@@ -219,8 +220,8 @@ def pair_lora(
     """Launch over all pairs of `topk_ids` [T, K] (None: one pair a token).
 
     `x` has a row a token, or with `x_per_pair` a row a pair; `out` a row a pair. With `accumulate` False the
-    delta is stored instead of added, zeros for rows without an adapter, for a base GEMM that runs at the
-    same time.
+    delta is stored instead of added, NO_DELTA for rows without an adapter, in out's dtype, for a base GEMM
+    that runs at the same time; then nothing is read ahead of the launch before.
     """
     top_k = 1 if topk_ids is None else topk_ids.shape[1]
     num_pairs = token_slot.shape[0] * top_k
@@ -248,7 +249,7 @@ def pair_lora(
     seen = workspace.zeroed(("seen", *key), MAX_PAIRS * first)
     padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
     programs = num_pairs * (len(sites) * chunks * splits + first)
-    pdl = topk_ids is None and out.device.type == "cuda"
+    pdl = topk_ids is None and accumulate and out.device.type == "cuda"
     _pair_lora_kernel[(programs,)](
         out, x, tables.arena, tables.a_offset, tables.b_offset, tables.rank, tables.num_a, token_slot,
         token_slot if topk_ids is None else topk_ids,

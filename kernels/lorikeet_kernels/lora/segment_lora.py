@@ -6,7 +6,8 @@ As `pair_lora`, but a program serves up to BLOCK_M tokens of one slot, so that e
 once a block instead of once a token, and the products run on tensor cores. Blocks come from
 `group_blocks.group_pairs` over the tokens, made once per step. Expand's wait for shrink and the start ahead
 of the launch before are pair_lora's: a part is a float32 whose last mantissa bit is the phase; every word of
-every block that the launch covers flips, also of blocks beyond the last and of slots without weights.
+every block that the launch covers flips, also of blocks beyond the last and of slots without weights. As
+there, the delta can be stored alone, NO_DELTA for rows without an adapter.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -22,6 +23,7 @@ from lorikeet_kernels.lora.exact_dot import dot_exact
 from lorikeet_kernels.lora.group_blocks import GroupBlocks
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.no_delta import no_delta
 from lorikeet_kernels.lora.output_lanes import PairLane, describe_lanes
 from lorikeet_kernels.lora.pair_lora import MAX_SITES, SPIN_LIMIT
 from lorikeet_kernels.lora.site_lookup import find_lane, find_site
@@ -98,13 +100,22 @@ def _sum_parts(part_ptr, expected, row_mask, rank, r, H_ROWS: tl.constexpr, STRI
 
 
 @triton.jit
+def _store_no_delta(out_ptr, order_ptr, starts_ptr, place, column, inside, N: tl.constexpr):
+    """The base model's tokens are in no block: they come first in `order`, and each block takes a share."""
+    is_base = place < tl.load(starts_ptr + 1)
+    token = tl.load(order_ptr + place, mask=is_base, other=0)
+    at = out_ptr + token.to(tl.int64)[:, None] * N + column[None, :]
+    tl.store(at, no_delta(at).to(out_ptr.dtype.element_ty), mask=is_base[:, None] & inside[None, :])
+
+
+@triton.jit
 def _expand_tile(
-    out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr, partial_ptr,
-    seen_ptr, program, site0, site1, site2, num_sites, num_slots,
-    N: tl.constexpr, LANES: tl.constexpr, NUM_LANES: tl.constexpr, TILES: tl.constexpr,
-    NUM_LAUNCH_SITES: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RANK_P2: tl.constexpr, SLOT_SCAN: tl.constexpr,
-    SPIN_LIMIT: tl.constexpr, PDL: tl.constexpr,
+    out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr, order_ptr,
+    starts_ptr, partial_ptr, seen_ptr, program, site0, site1, site2, num_sites, num_slots,
+    ACCUMULATE: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, NUM_LANES: tl.constexpr,
+    TILES: tl.constexpr, NUM_LAUNCH_SITES: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RANK_P2: tl.constexpr,
+    SLOT_SCAN: tl.constexpr, SPIN_LIMIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = program % TILES
     block = program // TILES
@@ -125,12 +136,17 @@ def _expand_tile(
     if PDL:
         tl.extra.cuda.gdc_wait()
     expected = (tl.load(seen_place) & 1) ^ 1
-    if rank == 0:
-        tl.store(seen_place, expected)
-        return
     out_place = out_ptr + token.to(tl.int64)[:, None] * N + column + n[None, :]
     mask = row_mask[:, None] & (n < width)[None, :]
-    before = tl.load(out_place, mask=mask, other=0.0)
+    if not ACCUMULATE:
+        _store_no_delta(out_ptr, order_ptr, starts_ptr, block * BLOCK_M + m, column + n, n < width, N)
+    if rank == 0:
+        tl.store(seen_place, expected)
+        if not ACCUMULATE:
+            tl.store(out_place, no_delta(out_place).to(out_ptr.dtype.element_ty), mask=mask)
+        return
+    if ACCUMULATE:
+        before = tl.load(out_place, mask=mask, other=0.0)
     H_ROWS: tl.constexpr = CHUNKS * ROWS
     STRIDE: tl.constexpr = NUM_LAUNCH_SITES * BLOCK_M * H_ROWS
     part_ptr = partial_ptr + block.to(tl.int64) * (SPLITS * STRIDE) + index * (BLOCK_M * H_ROWS)
@@ -139,14 +155,17 @@ def _expand_tile(
         part_ptr, expected, row_mask, rank, r, H_ROWS, STRIDE, SPLITS, BLOCK_M, RANK_P2, SPIN_LIMIT
     )
     y = dot_exact(h, b, tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
-    tl.store(out_place, (before.to(tl.float32) + y).to(out_ptr.dtype.element_ty), mask=mask)
+    if ACCUMULATE:
+        y = before.to(tl.float32) + y
+    tl.store(out_place, y.to(out_ptr.dtype.element_ty), mask=mask)
     tl.store(seen_place, expected)
 
 
 @triton.jit(do_not_specialize=["capacity", "site0", "site1", "site2", "num_sites", "num_slots"])
 def _segment_lora_kernel(
     out_ptr, x_ptr, arena_ptr, a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr,
-    num_blocks_ptr, partial_ptr, seen_ptr, capacity, site0, site1, site2, num_sites, num_slots,
+    num_blocks_ptr, order_ptr, starts_ptr, partial_ptr, seen_ptr, capacity, site0, site1, site2, num_sites,
+    num_slots, ACCUMULATE: tl.constexpr,
     K: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, NUM_LANES: tl.constexpr, TILES: tl.constexpr,
     NUM_LAUNCH_SITES: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -167,9 +186,9 @@ def _segment_lora_kernel(
     else:
         _expand_tile(
             out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr,
-            partial_ptr, seen_ptr, program - num_parts, site0, site1, site2, num_sites, num_slots,
-            N, LANES, NUM_LANES, TILES, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_N, RANK_P2,
-            SLOT_SCAN, SPIN_LIMIT, PDL,
+            order_ptr, starts_ptr, partial_ptr, seen_ptr, program - num_parts, site0, site1, site2, num_sites,
+            num_slots, ACCUMULATE, N, LANES, NUM_LANES, TILES, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS,
+            BLOCK_M, BLOCK_N, RANK_P2, SLOT_SCAN, SPIN_LIMIT, PDL,
         )  # fmt: skip
 
 
@@ -182,11 +201,13 @@ def segment_lora(
     lanes: tuple[PairLane, ...],
     tiles: PairTiles,
     workspace: LoraWorkspace,
+    *,
+    accumulate: bool = True,
 ) -> None:
     """Launch over the token blocks of one step; `out` [T, N] and `x` [T, K] have a row a token.
 
     Weights, tables and `blocks` are read ahead of the kernel that this launch depends on: they must be older
-    than that one. `x` and `out` may be its results.
+    than that one. `x` and `out` may be its results. `accumulate` as for `pair_lora`.
     """
     if blocks.capacity > MAX_SEGMENT_BLOCKS:
         raise ValueError(
@@ -206,13 +227,14 @@ def segment_lora(
     seen = workspace.zeroed(("seen", *key), MAX_SEGMENT_BLOCKS * num_tiles)
     padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
     programs = blocks.capacity * (len(sites) * chunks * splits + num_tiles)
-    pdl = out.device.type == "cuda"
+    pdl = accumulate and out.device.type == "cuda"
     _segment_lora_kernel[(programs,)](
         out, x, tables.arena, tables.a_offset, tables.b_offset, tables.rank, tables.num_a, blocks.pairs,
-        blocks.blocks, blocks.num_blocks, partial, seen, blocks.capacity, *padded_sites, num_sites, num_slots,
-        K=in_features, N=num_columns, LANES=described, NUM_LANES=len(lanes), TILES=num_tiles,
-        NUM_LAUNCH_SITES=len(sites), ROWS=rows, CHUNKS=chunks, SPLITS=splits, BLOCK_M=blocks.block_m,
-        BLOCK_K=tiles.block_k, BLOCK_N=tiles.block_n,
+        blocks.blocks, blocks.num_blocks, blocks.order, blocks.starts, partial, seen, blocks.capacity,
+        *padded_sites, num_sites, num_slots,
+        ACCUMULATE=accumulate, K=in_features, N=num_columns, LANES=described, NUM_LANES=len(lanes),
+        TILES=num_tiles, NUM_LAUNCH_SITES=len(sites), ROWS=rows, CHUNKS=chunks, SPLITS=splits,
+        BLOCK_M=blocks.block_m, BLOCK_K=tiles.block_k, BLOCK_N=tiles.block_n,
         RANK_P2=max(16, triton.next_power_of_2(tables.max_rank)),
         SLOT_SCAN=triton.next_power_of_2(num_slots) if num_slots <= 32 else 0, SPIN_LIMIT=SPIN_LIMIT, PDL=pdl,
         num_warps=tiles.num_warps, **({"launch_pdl": True} if pdl else {}),

@@ -81,6 +81,17 @@ def select_segment(shape: OpShape, device: str) -> PairTiles | RegisterTiles:
     entry = load(device).nearest("segment", shape)
     if entry is not None:
         return PairTiles(**entry.tiles) if "rows" in entry.tiles else RegisterTiles(**entry.tiles)
+    return _segment_rule(shape)
+
+
+@cache
+def select_delta_segment(shape: OpShape, device: str) -> PairTiles:
+    """The same where the delta is stored alone, beside the base's op: one of the two kernels can."""
+    tiles = select_segment(shape, device)
+    return tiles if isinstance(tiles, PairTiles) else _segment_rule(shape)
+
+
+def _segment_rule(shape: OpShape) -> PairTiles:
     block_k = _power_of_two(shape.in_features / 8, 256, 512)
     return PairTiles(16 if shape.max_rank <= 16 else 32, block_k, 128, 2)
 

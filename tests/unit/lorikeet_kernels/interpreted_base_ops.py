@@ -23,6 +23,7 @@ from lorikeet_kernels.experts.expert_blocks import cut_blocks, expert_blocks_ref
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.expert_linear import expert_linear_reference
 from lorikeet_kernels.experts.moe_sum import moe_sum_parts_reference, moe_sum_reference, sum_pairs, sum_parts
+from lorikeet_kernels.experts.routing import route_rows, route_sigmoid, route_sigmoid_grouped, route_softmax
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.sampling.penalties import Penalties, penalize_reference, penalize_rows
@@ -143,6 +144,10 @@ def check_row_ops() -> None:
             norm_rows(x, weight, 1e-5, residual, out)
             assert relative_error(out, rms_norm_reference(x, weight, 1e-5, kept)) < TOLERANCE[dtype]
             assert torch.equal(residual, kept)
+            delta = torch.randn(3, width)
+            norm_rows(x, weight, 1e-5, residual, out, delta)
+            assert relative_error(out, rms_norm_reference(x, weight, 1e-5, kept, delta)) < TOLERANCE[dtype]
+            assert torch.equal(residual, kept)
         gate_up = torch.randn(3, 2, 1202).to(dtype)
         gate_up[0, 1, 7] = float("nan")
         for activation in (GatedActivation(), GatedActivation(1.702, 0.5, 1.0)):
@@ -151,6 +156,14 @@ def check_row_ops() -> None:
                 expected = gated_activation_reference(gate_up, activation, row_order=row_order)
                 assert torch.equal(got.isnan(), expected.isnan())
                 assert relative_error(got.nan_to_num(), expected.nan_to_num()) < TOLERANCE[dtype]
+                for delta in (torch.randn(3, 2, 1202), torch.randn(3, 2, 1202).to(dtype)):
+                    got = activate_rows(
+                        gate_up, gate_up.new_empty(3, 2, 601), activation, row_order, delta
+                    ).nan_to_num()
+                    expected = gated_activation_reference(
+                        gate_up, activation, row_order=row_order, delta=delta
+                    ).nan_to_num()
+                    assert relative_error(got, expected) < TOLERANCE[dtype]
 
 
 def check_attention_inputs() -> None:
@@ -164,13 +177,48 @@ def check_attention_inputs() -> None:
             positions = torch.randint(0, 9, (tokens,)) if half else None
             slots = torch.tensor([3, 0, 11, 7, 4])
             settings = {"norm_weight": weight, "eps": 1e-5, "positions": positions, "table": table}
-            caches = [torch.zeros(3, 4, kv_heads, dim, dtype=dtype) for _ in range(4)]
-            mine = heads.clone()
-            got = prepare_heads(mine, caches[0], caches[1], slots, **settings)
-            expected = attention_inputs_reference(heads.clone(), caches[2], caches[3], slots, **settings)
-            for a, b in ((got, expected), (caches[0], caches[2]), (caches[1], caches[3])):
-                assert relative_error(a, b) < TOLERANCE[dtype]
-            assert torch.equal(mine[:, q_heads:], heads[:, q_heads:])
+            for delta in (None, torch.randn(heads.shape)):
+                caches = [torch.zeros(3, 4, kv_heads, dim, dtype=dtype) for _ in range(4)]
+                mine = heads.clone()
+                got = prepare_heads(mine, caches[0], caches[1], slots, delta=delta, **settings)
+                expected = attention_inputs_reference(
+                    heads.clone(), caches[2], caches[3], slots, delta=delta, **settings
+                )
+                for a, b in ((got, expected), (caches[0], caches[2]), (caches[1], caches[3])):
+                    assert relative_error(a, b) < TOLERANCE[dtype]
+                assert torch.equal(mine[:, q_heads:], heads[:, q_heads:])
+
+
+def check_routing() -> None:
+    """Every rule with a delta, with source rows and with both, over numbers of experts that need a mask."""
+    for experts in (13, 32):
+        logits, delta = torch.randn(7, experts).half(), torch.randn(7, experts)
+        rows = torch.tensor([0, 1, 2, 3, 4, 1, 0])
+        bias = torch.randn(experts)
+        for added in (None, delta):
+            for source in (None, rows):
+                both = {"delta": added, "source_rows": source}
+                pairs = [
+                    (
+                        route_rows(logits, added, source, None, 4, sigmoid=False, renormalize=True),
+                        route_softmax(logits, 4, renormalize=True, **both),
+                    ),
+                    (
+                        route_rows(logits, added, source, None, 1, sigmoid=True),
+                        route_sigmoid(logits, 1, **both),
+                    ),
+                ]
+                if experts == 32:
+                    groups = {"num_groups": 8, "top_k_groups": 4, "renormalize": True, "scale": 2.5}
+                    pairs.append(
+                        (
+                            route_rows(logits, added, source, bias, 4, sigmoid=True, **groups),
+                            route_sigmoid_grouped(logits, bias, 4, **groups, **both),
+                        )
+                    )
+                for got, expected in pairs:
+                    assert torch.equal(got[1], expected[1])
+                    torch.testing.assert_close(got[0], expected[0])
 
 
 def check_sampling() -> None:
@@ -359,6 +407,7 @@ def check_paged_attention() -> None:
 CASES: dict[str, Callable[[], None]] = {
     "expert_blocks": check_expert_blocks,
     "attention_inputs": check_attention_inputs,
+    "routing": check_routing,
     "sampling": check_sampling,
     "top_k_bounds": check_top_k_bounds,
     "all_cuts": check_all_cuts,

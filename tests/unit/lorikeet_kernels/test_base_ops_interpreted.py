@@ -10,6 +10,7 @@ import pytest
 CASES = (
     "attention_inputs",
     "row_ops",
+    "routing",
     "sampling",
     "top_k_bounds",
     "all_cuts",

@@ -4,6 +4,8 @@ TRITON_INTERPRET is read when a kernel is defined, so it must be set before the 
 float16 only: the interpreter multiplies bfloat16 as bit patterns.
 """
 
+from functools import partial
+
 import torch
 
 from lorikeet_kernels.dense.row_order import RowOrder
@@ -54,6 +56,12 @@ def check_moe(dtype: torch.dtype, num_a: int, row_order: RowOrder, num_tokens: i
         pair_lora(down, act, slots, ids, weights, tables, (1,), down_lanes, PAIR, WORKSPACE, x_per_pair=True)
         assert relative_error(out, expected) < TOLERANCE[dtype]
         assert relative_error(down, expected_down) < TOLERANCE[dtype]
+        delta = torch.full_like(expected, float("nan"))
+        pair_lora(
+            delta, x, slots, ids, None, tables, (0,), lanes, PAIR, WORKSPACE,
+            interleaved=interleaved, accumulate=False,
+        )  # fmt: skip
+        check_delta(delta, out, slots)
 
     blocks = group_pairs(ids, slots, EXPERTS, 3, 16, WORKSPACE)
     assert torch.equal(blocks.starts[::4], groups.expert_indptr)
@@ -98,8 +106,9 @@ def compare_dense(
 ) -> None:
     """All three ways against the reference; those with phases twice."""
     sites, lanes = tuple(range(len(widths))), site_lanes(widths, slices)
+    shape = (x.shape[0], sum(widths))
     segments: LoraSegments = make_lora_segments(slots, 2)
-    base = torch.ones(x.shape[0], sum(widths))
+    base = torch.ones(shape)
     expected = base.clone()
     lora_linear_reference(expected, x, segments, tables, sites, widths, slices)
     blocks = group_pairs(None, slots, 1, 2, 4, WORKSPACE)  # a slot's tokens fill several blocks
@@ -111,12 +120,29 @@ def compare_dense(
         segment_lora(out, x, blocks, tables, sites, lanes, PAIR, WORKSPACE)
         assert relative_error(out, expected) < TOLERANCE[torch.float32]
         assert torch.equal(out[slots < 0], base[slots < 0])
+    for launch in (
+        partial(pair_lora, token_slot=slots, topk_ids=None, topk_weights=None),
+        partial(segment_lora, blocks=blocks),
+    ):
+        delta, added = torch.full(shape, float("nan")), torch.zeros(shape)
+        rest = {"tables": tables, "sites": sites, "lanes": lanes, "tiles": PAIR, "workspace": WORKSPACE}
+        launch(delta, x, **rest, accumulate=False)
+        launch(added, x, **rest)
+        check_delta(delta, added, slots)
     out = base.clone()
     padded = (*sites, *sites[:1] * (3 - len(sites)))
     h = torch.full((2, x.shape[0], len(sites), max(slices), tables.max_rank), float("nan"))
     grouped_shrink(h, x, blocks, tables, padded, ShrinkTiles(32, 2, joined=4), x_div=1)
     grouped_expand(out, h, None, blocks, tables, padded, lanes, ExpandTiles(32, 2, num_stages=2))
     assert relative_error(out, expected) < TOLERANCE[torch.float32]
+
+
+def check_delta(delta: torch.Tensor, added: torch.Tensor, slots: torch.Tensor) -> None:
+    """A delta stored over NaN is what is added to zeros; rows without an adapter change no sign of a zero."""
+    assert torch.equal(delta, added)
+    without = delta[slots < 0]
+    assert torch.equal(without, torch.zeros_like(without))
+    assert without.signbit().all()
 
 
 if __name__ == "__main__":
