@@ -81,7 +81,10 @@ def launch_ops(forward: ForwardPass, limits: StepLimits) -> None:
     )
     warm_up_moes(forward, max_tokens=limits.max_step_tokens)
     warm_up_attentions(
-        forward, max_requests=limits.max_running_requests, max_context_tokens=limits.max_context_tokens
+        forward,
+        max_requests=limits.max_running_requests,
+        max_context_tokens=limits.max_context_tokens,
+        max_step_tokens=limits.max_step_tokens,
     )
     warm_up_sampler(forward, max_requests=limits.max_running_requests)
 

@@ -10,8 +10,10 @@ from inference_service.layers.attention import Attention, AttentionShape
 from inference_service.layers.batch import LayerCache
 from inference_service.layers.decoder import Decoder
 from inference_service.layers.dense_mlp import DenseMlp
+from inference_service.layers.latent_attention import LatentAttention
 from inference_service.layers.linear import Linear
 from inference_service.layers.moe import Moe
+from lorikeet_kernels.attention.latent_attention import MAX_LATENT
 from lorikeet_kernels.attention.paged_attention import MAX_DIM
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_kind
@@ -24,6 +26,7 @@ from lorikeet_kernels.warm_up_base import (
     warm_up_fp8_linear,
     warm_up_sampling,
 )
+from lorikeet_kernels.warm_up_latent import LatentHeads, warm_up_head_lora, warm_up_latent_attention
 
 
 def linears(model: Decoder) -> Iterator[Linear]:
@@ -47,17 +50,21 @@ def linears(model: Decoder) -> Iterator[Linear]:
 
 
 def check_heads(model: Decoder) -> None:
-    """Refuse heads that are wider than the kernels take.
+    """Refuse heads and latents that are wider than the kernels take.
 
     Raises:
         BackendUnusableError: some are.
     """
     for layer in model.layers:
         shape = layer.attention.shape
-        dim = shape.head_dim if isinstance(shape, AttentionShape) else shape.plain_dim + shape.rope_dim
-        if dim > MAX_DIM:
+        what, size, most = (
+            ("heads", shape.head_dim, MAX_DIM)
+            if isinstance(shape, AttentionShape)
+            else ("latents", shape.latent_dim, MAX_LATENT)
+        )
+        if size > most:
             raise BackendUnusableError(
-                f"attention heads of {dim} elements are wider than {MAX_DIM}, the most that a GPU's kernels "
+                f"attention {what} of {size} elements are wider than {most}, the most that a GPU's kernels "
                 "take; --device cpu serves them"
             )
 
@@ -145,16 +152,22 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
     return count
 
 
-def warm_up_attentions(forward: ForwardPass, *, max_requests: int, max_context_tokens: int) -> int:
+def warm_up_attentions(
+    forward: ForwardPass, *, max_requests: int, max_context_tokens: int, max_step_tokens: int
+) -> int:
     """Paged attention of all kinds of layers; returns how many kernels there are."""
     seen: set[object] = set()
     count = 0
     for layer, cache in zip(forward.model.layers, forward.cache, strict=True):
-        shape = layer.attention.shape
-        window = chunk = sinks = None
-        if isinstance(layer.attention, Attention):
-            window, chunk = layer.attention.shape.window, layer.attention.shape.chunk
-            sinks = layer.attention.sinks
+        if isinstance(layer.attention, LatentAttention):
+            if layer.attention.shape not in seen:
+                seen.add(layer.attention.shape)
+                count += _warm_up_latents(
+                    forward, layer.attention, cache, max_requests, max_context_tokens, max_step_tokens
+                )
+            continue
+        shape, sinks = layer.attention.shape, layer.attention.sinks
+        window, chunk = shape.window, shape.chunk
         key = (shape.num_heads, _sizes(cache), shape.scale, window, chunk, sinks is None)
         if key in seen:
             continue
@@ -171,6 +184,27 @@ def warm_up_attentions(forward: ForwardPass, *, max_requests: int, max_context_t
             sinks=sinks,
         )
     return count
+
+
+def _warm_up_latents(
+    forward: ForwardPass,
+    attention: LatentAttention,
+    cache: LayerCache,
+    max_requests: int,
+    max_context_tokens: int,
+    max_step_tokens: int,
+) -> int:
+    shape = attention.shape
+    heads = LatentHeads(shape.num_heads, shape.latent_dim, shape.plain_dim, shape.rope_dim, shape.value_dim)
+    return warm_up_latent_attention(
+        cache.keys, heads, scale=shape.scale, max_requests=max_requests, max_tokens=max_context_tokens
+    ) + warm_up_head_lora(
+        forward.tables,
+        forward.workspace,
+        heads,
+        site=attention.kv_up.sites.indices[0],
+        max_tokens=max_step_tokens,
+    )
 
 
 def warm_up_sampler(forward: ForwardPass, *, max_requests: int) -> None:

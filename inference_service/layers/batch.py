@@ -12,7 +12,11 @@ from lorikeet_kernels.lora.side_stream import SideStream
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's paged keys and values, [blocks, block_tokens, Hkv, D]."""
+    """One layer's paged keys and values, [blocks, block_tokens, Hkv, D].
+
+    Of latent attention a row is a latent and a rotated key, Hkv is 1, and the values are a view of the
+    latents in `keys`.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor

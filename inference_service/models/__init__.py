@@ -1,6 +1,6 @@
 """Model families: from a Hugging Face directory to a decoder, its LoRA schema and its identity."""
 
-from inference_service.models.attention_spec import AnyAttentionSpec
+from inference_service.models.attention_spec import AnyAttentionSpec, LatentAttentionSpec
 from inference_service.models.config import GenerationDefaults
 from inference_service.models.errors import CheckpointError, ModelConfigError, ModelError
 from inference_service.models.finite import is_finite
@@ -18,6 +18,7 @@ __all__ = [
     "AnyAttentionSpec",
     "CheckpointError",
     "GenerationDefaults",
+    "LatentAttentionSpec",
     "LoadedModel",
     "ModelConfigError",
     "ModelDescription",

@@ -72,14 +72,14 @@ class AttentionSpec:
         return (self.qkv, self.o)
 
     @property
-    def key_dim(self) -> int:
-        """Elements of a cached key."""
-        return self.head_dim
+    def cached_elements(self) -> int:
+        """Elements that a token takes in the cache: keys and values."""
+        return 2 * self.num_kv_heads * self.head_dim
 
     @property
-    def value_dim(self) -> int:
-        """Elements of a cached value."""
-        return self.head_dim
+    def attended_elements(self) -> int:
+        """Elements a token of attention's queries and results."""
+        return 2 * self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,9 @@ class LatentAttentionSpec:
     """Multi-head latent attention: keys and values, maybe queries, go through a narrow latent.
 
     `down` holds the queries' latent (or the queries where `q_up` is None) and, behind it, the keys' latent
-    with `rope_dim` elements of a key that all heads share. `kv_up` gives each head a key part of `plain_dim`
-    and a value. The rotation pairs neighbours where `is_pairwise`. Norms are weight names.
+    with `rope_dim` elements of a key that all heads share: what is cached, for all heads at once. `kv_up`
+    gives each head a key part of `plain_dim` and a value. The rotation pairs neighbours where `is_pairwise`.
+    Norms are weight names.
     """
 
     down: LinearSpec
@@ -114,14 +115,15 @@ class LatentAttentionSpec:
         return (self.down, *between, self.kv_up, self.o)
 
     @property
-    def num_kv_heads(self) -> int:
-        """Cached heads: each query head has its own key and value."""
-        return self.num_heads
+    def cached_elements(self) -> int:
+        """Elements that a token takes in the cache: the latent and the rotated key, which all heads share."""
+        return self.latent_dim + self.rope_dim
 
     @property
-    def key_dim(self) -> int:
-        """Elements of a cached key."""
-        return self.plain_dim + self.rope_dim
+    def attended_elements(self) -> int:
+        """Elements a token of attention's queries and results: absorbed ones and a head's own."""
+        absorbed = 2 * self.latent_dim + self.rope_dim
+        return self.num_heads * (absorbed + self.plain_dim + self.rope_dim + self.value_dim)
 
 
 AnyAttentionSpec = AttentionSpec | LatentAttentionSpec

@@ -53,6 +53,8 @@ from inference_service.models.spec import (
     MoeSpec,
     SharedExpertSpec,
 )
+from lorikeet_kernels.attention.latent_attention import NEVER_FRESH
+from lorikeet_kernels.attention.prompt_attention import longest_absorbed
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.row_order import RowOrder
 
@@ -173,6 +175,7 @@ class ModelBuilder:
                 spec.value_dim,
                 spec.scale,
                 spec.is_pairwise,
+                self._most_fresh(spec),
             ),
             self._linear(name, spec.down),
             query,
@@ -181,6 +184,12 @@ class ModelBuilder:
             self._linear(name, spec.o),
             rope_table=self._rope_table(spec.rope),
         )
+
+    def _most_fresh(self, spec: LatentAttentionSpec) -> int:
+        """Tokens of a prompt beyond which its heads are projected; never where bits may not depend on it."""
+        if self._device.type == "cpu" or self._batch_invariant:
+            return NEVER_FRESH
+        return longest_absorbed(spec.latent_dim, spec.plain_dim, spec.rope_dim, spec.value_dim)
 
     def _dense_mlp(self, name: str, spec: DenseMlpSpec) -> DenseMlp:
         return DenseMlp(self._linear(name, spec.gate_up), self._linear(name, spec.down))

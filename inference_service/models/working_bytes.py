@@ -37,7 +37,7 @@ def _attention(layer: LayerSpec) -> int:
     """Elements a token: projections and their turned copies, heads' inputs and outputs."""
     attention = layer.attention
     projected = sum(_rows(linear.sites) for linear in attention.linears)
-    return 2 * projected + 2 * attention.num_heads * (attention.key_dim + attention.value_dim)
+    return 2 * projected + 2 * attention.attended_elements
 
 
 def _mlp(layer: LayerSpec) -> int:

@@ -102,7 +102,7 @@ class FloorModel:
         seen = context_tokens
         if isinstance(attention, AttentionSpec):
             seen = min(seen, attention.window or seen)
-        return seen * attention.num_kv_heads * (attention.key_dim + attention.value_dim) * self.dtype.itemsize
+        return seen * attention.cached_elements * self.dtype.itemsize
 
 
 def _elements(linear: LinearSpec) -> int:

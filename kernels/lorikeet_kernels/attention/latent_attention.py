@@ -26,6 +26,9 @@ from lorikeet_kernels.attention.latent_prefill import latent_prefill
 from lorikeet_kernels.attention.paged_attention import paged_attention_reference
 from lorikeet_kernels.tiling.latent_tiles import select_latent_decode, select_latent_prefill
 
+MAX_LATENT = 512
+"""The widest latent that the GPU's kernels hold in shared memory and registers."""
+
 NEVER_FRESH = 2**31 - 1
 """No request is this long: all are computed over the cache."""
 
@@ -64,6 +67,8 @@ def latent_attention(
         raise ValueError(
             f"latent_attention: rows of q, strides {q.stride()}, of out and of the cache must be contiguous"
         )
+    if out.shape[2] > MAX_LATENT:
+        raise ValueError(f"latent_attention: latents of {out.shape[2]} elements are wider than {MAX_LATENT}")
     starts, lens, tables = metadata.query_starts, metadata.sequence_lens, metadata.block_tables
     num_rows, heads, _ = q.shape
     longest = tables.shape[1] * cache.shape[1]

@@ -29,6 +29,7 @@ class LatentPrefillTiles:
     block_n: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 def select_latent_decode(num_requests: int, heads: int, max_tokens: int, itemsize: int) -> LatentDecodeTiles:
@@ -45,7 +46,7 @@ def select_latent_decode(num_requests: int, heads: int, max_tokens: int, itemsiz
     room = PROGRAMS_OF_FEW_ROWS if rows == FEW_ROWS else PROGRAMS_OF_MANY_ROWS
     splits = max(1, min(room // programs, max_tokens // MIN_SPLIT_TOKENS, MAX_SPLITS))
     if itemsize > 2:
-        return LatentDecodeTiles(min(rows, 32), 16, splits, 4, 3)
+        return LatentDecodeTiles(FEW_ROWS, 16, splits, 4, 3)
     return LatentDecodeTiles(rows, 32, splits, 4 if rows == FEW_ROWS else 8, 5)
 
 
@@ -53,5 +54,12 @@ def select_latent_prefill(heads: int, itemsize: int) -> LatentPrefillTiles:
     """Tiles of the prefill kernel."""
     del heads
     if itemsize > 2:
-        return LatentPrefillTiles(32, 16, 4, 3)
+        return LatentPrefillTiles(FEW_ROWS, 16, 4, 3)
     return LatentPrefillTiles(MAX_ROWS, 32, 8, 5)
+
+
+def select_prompt(dim: int, itemsize: int) -> LatentPrefillTiles:
+    """Tiles over whole prompts, whose heads are projected up: queries of one head by keys."""
+    if itemsize > 2 or dim > 256:
+        return LatentPrefillTiles(32, 16, 4, 2)
+    return LatentPrefillTiles(128, 64, 8, 3)

@@ -1,11 +1,18 @@
-"""Latent attention on a GPU, against float64."""
+"""Latent attention and what lies around it on a GPU, against float64 and the references."""
 
 import pytest
 import torch
 
 from lorikeet_kernels.attention.latent_attention import latent_attention
+from lorikeet_kernels.attention.latent_inputs import latent_inputs, latent_inputs_reference
+from lorikeet_kernels.attention.prompt_attention import prompt_attention, prompt_attention_reference
 from lorikeet_kernels.benchmarking.latent_problem import exact_latent_attention, make_latent_problem
-from lorikeet_kernels.testing import relative_error
+from lorikeet_kernels.dense.head_linear import head_linear
+from lorikeet_kernels.lora.head_lora import HeadRows, head_lora
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables, relative_error
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -62,3 +69,89 @@ def test_capture_follows_longer_sequences() -> None:
     lens[3] = 0
     graph.replay()
     assert torch.equal(out[3], torch.zeros_like(out[3]))
+
+
+@pytest.mark.parametrize("shares", [MIXED, ((0, 513), (0, 342), (0, 341), (3, 500), (0, 2), (9, 1))])
+@pytest.mark.parametrize(("heads", "sizes"), [(16, (128, 64, 128)), (4, (16, 8, 16)), (3, (40, 24, 96))])
+def test_prompts(shares: tuple[tuple[int, int], ...], heads: int, sizes: tuple[int, int, int]) -> None:
+    """Whole prompts longer than a bound beside all else, which is left alone; parts of wider rows."""
+    plain, rope, value = sizes
+    metadata = make_latent_problem(
+        shares, heads=1, latent_dim=16, rope_dim=8, dtype=BF16, device=GPU
+    ).metadata
+    tokens = int(metadata.query_starts[-1])
+    wide = torch.randn(tokens, heads * (plain + rope) + rope, device=GPU).to(BF16)
+    q, shared = wide[:, :-rope].view(tokens, heads, -1), wide[:, -rope:]
+    up = torch.randn(tokens, heads, plain + value, device=GPU).to(BF16)
+    outs = [torch.full((tokens, heads, value), float("nan"), dtype=BF16, device=GPU) for _ in range(2)]
+    for out in outs:
+        prompt_attention(q, up, shared, metadata, 0.07, out, most_fresh=299)
+    expected = torch.full_like(outs[0], float("nan"), dtype=torch.float32)
+    where = (q.float(), up.float(), shared.float(), metadata, 0.07, expected)
+    prompt_attention_reference(*where, most_fresh=299)
+    assert torch.equal(outs[0].isnan(), expected.isnan())
+    assert not expected.isnan().all()
+    assert relative_error(outs[0].nan_to_num(), expected.nan_to_num()) < TOLERANCE
+    assert torch.equal(outs[0].nan_to_num(), outs[1].nan_to_num())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("heads", "sizes"), [(16, (128, 512, 64)), (128, (128, 512, 64)), (4, (16, 32, 8))])
+def test_inputs(heads: int, sizes: tuple[int, int, int], interleaved: bool, num_tokens: int) -> None:
+    """Norm, both rotations and the cache write, from parts of one projection."""
+    plain, latent, rope = sizes
+    dim = plain + rope
+    down = torch.randn(num_tokens, heads * dim + latent + rope, device=GPU).to(BF16)
+    table, weight = torch.randn(999, 2, rope // 2, device=GPU), torch.rand(latent, device=GPU).to(BF16)
+    positions = torch.randint(0, 999, (num_tokens,), device=GPU)
+    slots = torch.randperm(320, device=GPU)[:num_tokens]
+    results: list[tuple[torch.Tensor, ...]] = []
+    for op in (latent_inputs, latent_inputs_reference):
+        own = down.clone()
+        query, latents, keys = own.split((heads * dim, latent, rope), dim=1)
+        absorbed = torch.zeros(num_tokens, heads, latent + rope, dtype=BF16, device=GPU)
+        cache = torch.zeros(20, 16, 1, latent + rope, dtype=BF16, device=GPU)
+        where = (query.view(num_tokens, heads, dim), latents, keys, absorbed, cache, slots, positions, table)
+        results.append((op(*where, weight, 1e-6, interleaved=interleaved), own, absorbed, cache))
+    for got, want in zip(*results, strict=True):
+        assert relative_error(got, want) < 2e-3
+
+
+@pytest.mark.parametrize("num_tokens", [1, 13, 40, 300, 1500])
+@pytest.mark.parametrize("max_rank", [16, 33, 256])
+@pytest.mark.parametrize(("heads", "sizes"), [(16, (128, 128, 512)), (4, (16, 16, 32)), (5, (24, 40, 96))])
+def test_absorbed_adapters(heads: int, sizes: tuple[int, int, int], max_rank: int, num_tokens: int) -> None:
+    """Projections of heads and their adapters, both directions, against the references in float32."""
+    plain, value, latent = sizes
+    stride = plain + value
+    slot_sites = [[SlotSite(8)], [SlotSite(max_rank)], [SlotSite(0)]]
+    tables = make_tables([SiteShape(latent, heads * stride)], slot_sites, dtype=BF16)
+    rest = (tables.a_offset, tables.b_offset, tables.rank, tables.num_a)
+    as_float = LoraTables(tables.arena.float(), *rest, tables.max_rank)
+    on_gpu = LoraTables(tables.arena.to(GPU), *(t.to(GPU) for t in rest), tables.max_rank)
+    slots = torch.randint(-1, 3, (num_tokens,), dtype=torch.int32)
+    segments = make_lora_segments(slots, 3)
+    gpu_segments = make_lora_segments(slots.to(GPU), 3, LoraWorkspace(GPU))
+    weight = (torch.randn(heads, stride, latent) * latent**-0.5).to(BF16)
+    for down, size, width, rows, matrix in (
+        (True, plain, latent, HeadRows(stride, 0, plain), weight[:, :plain]),
+        (False, latent, value, HeadRows(stride, plain, value), weight[:, plain:].transpose(1, 2)),
+    ):
+        x = torch.randn(num_tokens, heads, size + 64).to(BF16)[..., :size]
+        expected = torch.zeros(num_tokens, heads, width)
+        head_linear(x.float(), matrix.float(), expected)
+        base = expected.to(BF16).to(GPU)
+        head_lora(expected, x.float(), segments, as_float, 0, rows, down=down)
+        out = torch.zeros(num_tokens, heads, width + 64, dtype=BF16, device=GPU)
+        got, own = out[..., :width], torch.zeros(num_tokens, heads, size + 64, dtype=BF16, device=GPU)
+        own = own[..., :size].copy_(x)
+        on_device = weight.to(GPU)
+        head_linear(own, on_device[:, :plain] if down else on_device[:, plain:].transpose(1, 2), got)
+        assert relative_error(got, base) < TOLERANCE
+        before = got.clone()
+        head_lora(got, own, gpu_segments, on_gpu, 0, rows, down=down)
+        assert relative_error(got.cpu(), expected) < TOLERANCE
+        same = ((slots < 0) | (slots == 2)).to(GPU)
+        assert torch.equal(got[same], before[same])
+        assert not out[..., width:].any()

@@ -257,15 +257,11 @@ def test_random_weights_need_no_checkpoint(model: str) -> None:
 
 
 def test_deepseek_sizes() -> None:
-    """A cached key is 16 + 8 wide and a value 16, for each of 4 heads; groups where the method says so."""
+    """A cached row is 32 + 8 wide for all heads; groups where the method says so."""
     spec = declared("deepseek_v2")
     for layer in spec.layers:
         assert isinstance(layer.attention, LatentAttentionSpec)
-        assert (layer.attention.num_kv_heads, layer.attention.key_dim, layer.attention.value_dim) == (
-            4,
-            24,
-            16,
-        )
+        assert layer.attention.cached_elements == 40
     grouped = declared("deepseek_v2", topk_method="group_limited_greedy", n_group=3, topk_group=2)
     mlp = grouped.layers[1].mlp
     assert isinstance(mlp, MoeSpec)

@@ -14,7 +14,9 @@ from triton.runtime import interpreter
 
 from lorikeet_kernels.attention.latent_attention import NEVER_FRESH, latent_attention_reference
 from lorikeet_kernels.attention.latent_decode import latent_decode
+from lorikeet_kernels.attention.latent_inputs import latent_inputs_reference, prepare_latents
 from lorikeet_kernels.attention.latent_prefill import latent_prefill
+from lorikeet_kernels.attention.prompt_attention import attend_prompts, prompt_attention_reference
 from lorikeet_kernels.benchmarking.latent_problem import make_latent_problem
 from lorikeet_kernels.testing import TOLERANCE, relative_error
 from lorikeet_kernels.tiling.latent_tiles import LatentDecodeTiles, LatentPrefillTiles
@@ -64,7 +66,62 @@ def check_latent_attention() -> None:
         assert relative_error(out, expected) < 2 * TOLERANCE[dtype]
 
 
-CASES: dict[str, Callable[[], None]] = {"latent_attention": check_latent_attention}
+def check_latent_inputs() -> None:
+    """Both rotations, more heads than a program takes, queries and latents as parts of one projection."""
+    for interleaved in (False, True):
+        for heads, plain, latent, rope in ((3, 16, 32, 8), (20, 5, 24, 12)):
+            dtype = torch.float16 if heads == 3 else torch.float32
+            tokens, dim = 5, plain + rope
+            down = torch.randn(tokens, heads * dim + latent + rope).to(dtype)
+            table, positions = torch.randn(30, 2, rope // 2), torch.randint(0, 30, (tokens,))
+            slots, weight = torch.randperm(32)[:tokens], torch.rand(latent).to(dtype)
+            results: list[tuple[torch.Tensor, ...]] = []
+            for op in (latent_inputs_reference, prepare_latents):
+                own = down.clone()
+                query, latents, keys = own.split((heads * dim, latent, rope), dim=1)
+                absorbed = torch.zeros(tokens, heads, latent + rope, dtype=dtype)
+                cache = torch.zeros(4, 8, 1, latent + rope, dtype=dtype)
+                where = (
+                    query.view(tokens, heads, dim),
+                    latents,
+                    keys,
+                    absorbed,
+                    cache,
+                    slots,
+                    positions,
+                    table,
+                )
+                normed = op(*where, weight, 1e-6, interleaved=interleaved)
+                results.append((normed, own, absorbed, cache))
+            for got, expected in zip(results[1], results[0], strict=True):
+                assert relative_error(got, expected) < TOLERANCE[dtype]
+
+
+def check_prompt_attention() -> None:
+    """Whole prompts beside chunks and decodes: ragged sizes, several tiles, those too short left alone."""
+    shares = [(0, 7), (41, 1), (5, 26), (0, 39), (0, 1), (60, 9), (0, 40)]
+    for heads, plain, value, rope, dtype in ((3, 20, 17, 12, torch.float32), (2, 16, 32, 8, torch.float16)):
+        problem = make_latent_problem(shares, heads=1, latent_dim=16, rope_dim=8, dtype=dtype)
+        tokens = problem.q.shape[0]
+        q = torch.randn(tokens, heads * (plain + rope) + rope).to(dtype)
+        shared = q[:, heads * (plain + rope) :]
+        q = q[:, : heads * (plain + rope)].view(tokens, heads, -1)
+        up = torch.randn(tokens, heads, plain + value).to(dtype)
+        for most_fresh in (0, 38, 39):
+            results = [torch.full((tokens, heads, value), float("nan"), dtype=dtype) for _ in range(2)]
+            where = (q, up, shared, problem.metadata, 0.2)
+            prompt_attention_reference(*where, results[0], most_fresh=most_fresh)
+            attend_prompts(*where, results[1], LatentPrefillTiles(32, 16, 4, 1), most_fresh=most_fresh)
+            assert torch.equal(results[0].isnan(), results[1].isnan())
+            assert results[0].isnan().any()
+            assert relative_error(results[1].nan_to_num(), results[0].nan_to_num()) < 2 * TOLERANCE[dtype]
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "latent_attention": check_latent_attention,
+    "latent_inputs": check_latent_inputs,
+    "prompt_attention": check_prompt_attention,
+}
 
 
 if __name__ == "__main__":

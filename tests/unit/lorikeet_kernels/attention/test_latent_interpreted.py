@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = ("latent_attention",)
+CASES = ("latent_attention", "latent_inputs", "prompt_attention")
 
 
 @pytest.mark.parametrize("case", CASES)

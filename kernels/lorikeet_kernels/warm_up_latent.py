@@ -1,0 +1,109 @@
+"""Compile what latent attention can ever launch, before the first request. GPU only; once per process.
+
+Splits, lengths, ranks, slots and sites are run-time values: what is left are a few choices of tiles.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.attention.latent_attention import latent_attention
+from lorikeet_kernels.attention.prompt_attention import prompt_attention
+from lorikeet_kernels.lora.group_blocks import block_capacity
+from lorikeet_kernels.lora.head_lora import HeadRows, head_lora, shares_columns
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.tiling import is_alone, select_block_m
+from lorikeet_kernels.tiling.latent_tiles import select_latent_decode
+
+
+@dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """Sizes of a latent layer's heads."""
+
+    num_heads: int
+    latent_dim: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+def warm_up_latent_attention(
+    cache: torch.Tensor, heads: LatentHeads, *, scale: float, max_requests: int, max_tokens: int
+) -> int:
+    """Launch each distinct kernel over the layer's own cache, block 0; returns how many batches it took."""
+    seen: set[object] = set()
+    block_tokens = cache.shape[1]
+    blocks = -(-max_tokens // block_tokens)
+    for num_requests in range(1, max_requests + 1):
+        width = 1
+        while True:
+            tiles = select_latent_decode(num_requests, heads.num_heads, width * block_tokens, cache.itemsize)
+            kind = replace(tiles, splits=min(tiles.splits, 2))
+            if kind not in seen:
+                # the first time a prompt of two tokens more: the kernels for several queries
+                _attend(cache, heads, scale, num_requests, width, has_prompt=not seen)
+                seen.add(kind)
+            if width >= blocks:
+                break
+            width = min(2 * width, blocks)
+    return len(seen)
+
+
+def _attend(
+    cache: torch.Tensor, heads: LatentHeads, scale: float, num_requests: int, width: int, *, has_prompt: bool
+) -> None:
+    device = cache.device
+    starts = torch.arange(num_requests + 1, dtype=torch.int32, device=device)
+    starts[-1] += int(has_prompt)
+    rows = num_requests + int(has_prompt)
+    metadata = AttentionMetadata(
+        query_starts=starts,
+        sequence_lens=torch.full((num_requests,), 2, dtype=torch.int32, device=device),
+        block_tables=torch.zeros((num_requests, width), dtype=torch.int32, device=device),
+        slot_mapping=torch.zeros(0, dtype=torch.int64, device=device),
+        query_starts_host=(),
+        sequence_lens_host=(),
+    )
+    q = cache.new_zeros((rows, heads.num_heads, heads.latent_dim + heads.rope_dim))
+    latent_attention(q, cache, metadata, scale, q.new_empty((rows, heads.num_heads, heads.latent_dim)))
+    if has_prompt:
+        prompt_attention(
+            q.new_zeros((rows, heads.num_heads, heads.plain_dim + heads.rope_dim)),
+            q.new_zeros((rows, heads.num_heads, heads.plain_dim + heads.value_dim)),
+            q.new_zeros((rows, heads.rope_dim)),
+            metadata,
+            scale,
+            q.new_empty((rows, heads.num_heads, heads.value_dim)),
+            most_fresh=0,
+        )
+
+
+def warm_up_head_lora(
+    tables: LoraTables, workspace: LoraWorkspace, heads: LatentHeads, *, site: int, max_tokens: int
+) -> int:
+    """Launch each distinct kernel of absorbed LoRA on base-only rows; returns how many batches it took."""
+    device, dtype, num_slots = tables.arena.device, tables.arena.dtype, tables.rank.shape[0]
+    stride = heads.plain_dim + heads.value_dim
+    directions = (
+        (True, heads.plain_dim, heads.latent_dim, HeadRows(stride, 0, heads.plain_dim)),
+        (False, heads.latent_dim, heads.value_dim, HeadRows(stride, heads.plain_dim, heads.value_dim)),
+    )
+    seen: set[object] = set()
+    for num_tokens in range(1, max_tokens + 1):
+        alone = is_alone(num_tokens, num_slots)
+        block_m = None if alone else select_block_m(num_tokens, 1, num_slots)
+        blocks = num_tokens if block_m is None else block_capacity(num_tokens, 1, num_slots, block_m)
+        choice = (block_m, shares_columns(blocks, heads.num_heads))
+        if choice in seen:
+            continue
+        seen.add(choice)
+        slots = torch.full((num_tokens,), -1, dtype=torch.int32, device=device)
+        segments = make_lora_segments(slots, num_slots, workspace)
+        for down, size, width, rows in directions:
+            x = torch.zeros((num_tokens, heads.num_heads, size), dtype=dtype, device=device)
+            out = torch.zeros((num_tokens, heads.num_heads, width), dtype=dtype, device=device)
+            head_lora(out, x, segments, tables, site, rows, down=down)
+    return len(seen)
