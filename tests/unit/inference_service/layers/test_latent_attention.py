@@ -71,7 +71,7 @@ def run(layer: LatentAttention, x: torch.Tensor, chunks: list[list[int]], slots:
         token_slot = torch.tensor(slots, dtype=torch.int32)[request]
         lora = LoraBatch(make_lora_segments(token_slot, 2), tables, is_active=any(s >= 0 for s in slots))
         batch = ForwardBatch(positions, positions, metadata, (cache,), lora)
-        out[place] = layer(x[place], batch, cache)
+        out[place] = layer(x[place], batch, cache).whole()
     return out
 
 
