@@ -105,7 +105,8 @@ class Settings(BaseSettings):
         None, description="Tokens of captured steps with prompts, or none; default: 64,128,192 and so on."
     )
     lora_overlap: bool | None = Field(
-        None, description="LoRA of experts on a second stream; default: where that was measured to be faster."
+        None,
+        description="LoRA of decode steps on a second stream; default: where that was measured to be faster.",
     )
     num_threads: Count | None = Field(None, description="CPU threads of the engine; default: cores - 1.")
     num_load_threads: Count = Field(2, description="Threads that read and verify adapters.")

@@ -77,9 +77,12 @@ def launch_ops(forward: ForwardPass, limits: StepLimits) -> None:
     """Each distinct kernel that batches within `limits` can launch, once."""
     # Prompt log-probabilities take 64 rows at a time through the output head.
     warm_up_linears(
-        forward, max_tokens=limits.max_step_tokens, max_sampled=max(64, limits.max_running_requests)
+        forward,
+        max_tokens=limits.max_step_tokens,
+        max_sampled=max(64, limits.max_running_requests),
+        max_requests=limits.max_running_requests,
     )
-    warm_up_moes(forward, max_tokens=limits.max_step_tokens)
+    warm_up_moes(forward, max_tokens=limits.max_step_tokens, max_requests=limits.max_running_requests)
     warm_up_attentions(
         forward,
         max_requests=limits.max_running_requests,

@@ -7,7 +7,7 @@ import torch
 from inference_service.domain.engine import BackendUnusableError
 from inference_service.execution.forward_pass import ForwardPass
 from inference_service.layers.attention import Attention, AttentionShape
-from inference_service.layers.batch import LayerCache
+from inference_service.layers.batch import LayerCache, LoraBatch
 from inference_service.layers.decoder import Decoder
 from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.latent_attention import LatentAttention
@@ -69,8 +69,11 @@ def check_heads(model: Decoder) -> None:
             )
 
 
-def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) -> int:
+def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int, max_requests: int) -> int:
     """Dense projections in FP8 or of few rows, and all projections' LoRA ops; how many batches it took."""
+    side = _decodes(forward).side
+    fewest = None if side is None else side.rows.dense
+    beside_tokens = range(0) if fewest is None else range(fewest, max_requests + 1)
     seen: set[object] = set()
     count = 0
     for linear, most in (
@@ -99,11 +102,12 @@ def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) 
             out_features=sites.out_features,
             num_slices=sites.num_slices,
             max_tokens=most,
+            beside_tokens=range(0) if linear is forward.model.lm_head else beside_tokens,
         )
     return count
 
 
-def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
+def warm_up_moes(forward: ForwardPass, *, max_tokens: int, max_requests: int) -> int:
     """Experts, with adapters and without, and their LoRA ops; returns how many batches it took."""
     seen: set[object] = set()
     count = 0
@@ -123,9 +127,7 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
         if key in seen:
             continue
         seen.add(key)
-        base = forward.lora(
-            torch.full((1,), -1, dtype=torch.int32, device=_device(forward)), has_adapters=True
-        )
+        base = _decodes(forward)
         count += warm_up_experts(
             ExpertProjection(up.weight, up.bias, experts.row_order),
             ExpertProjection(down.weight, down.bias, None),
@@ -133,7 +135,10 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
             dtype=forward.tables.arena.dtype,
             top_k=top_k,
             max_tokens=max_tokens,
-            lora=ExpertsLora(base.segments, forward.tables, experts.sites.gate_up, experts.sites.down),
+            lora=ExpertsLora(
+                base.segments, forward.tables, experts.sites.gate_up, experts.sites.down, side=base.side
+            ),
+            max_beside=max_requests,
             batch_invariant=experts.batch_invariant,
         )
         count += warm_up_moe(
@@ -218,6 +223,12 @@ def _top_k(moe: Moe, num_experts: int, forward: ForwardPass) -> int:
     """Experts of a token: the routing rule is a function, whose answer says it."""
     logits = torch.zeros((1, num_experts), dtype=forward.tables.arena.dtype, device=_device(forward))
     return int(moe.routing(logits)[1].shape[1])
+
+
+def _decodes(forward: ForwardPass) -> LoraBatch:
+    """A decode batch of one row, the base model's."""
+    slots = torch.full((1,), -1, dtype=torch.int32, device=_device(forward))
+    return forward.lora(slots, has_adapters=True, beside=True)
 
 
 def _sizes(cache: LayerCache) -> tuple[int, ...]:

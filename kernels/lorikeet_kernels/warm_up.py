@@ -95,8 +95,9 @@ def warm_up_linear(
     out_features: tuple[int, ...],
     num_slices: tuple[int, ...] | None,
     max_tokens: int,
+    beside_tokens: range = range(0),
 ) -> int:
-    """As `warm_up_moe`, for one fused dense projection."""
+    """As `warm_up_moe`, for one fused dense projection; batches of `beside_tokens` also beside the base's."""
     device, dtype = tables.arena.device, tables.arena.dtype
     name = torch.cuda.get_device_name(device)
     num_slots, rank = tables.rank.shape[0], tables.max_rank
@@ -110,13 +111,17 @@ def warm_up_linear(
             choice = ("segment", select_segment(shape, name), block_m)
         else:
             choice = (select_shrink(shape, block_m, name), select_expand(shape, block_m, name), block_m)
-        if choice in seen:
+        beside = num_tokens in beside_tokens
+        if (choice, beside) in seen:
             continue
-        seen.add(choice)
+        seen.add((choice, beside))
         segments = make_lora_segments(
             torch.full((num_tokens,), -1, dtype=torch.int32, device=device), num_slots, workspace
         )
         x = torch.zeros((num_tokens, in_features), dtype=dtype, device=device)
         out = torch.zeros((num_tokens, sum(out_features)), dtype=dtype, device=device)
         lora_linear(out, x, segments, tables, sites, out_features, num_slices)
+        if beside:
+            delta = torch.zeros(out.shape, dtype=torch.float32, device=device)
+            lora_linear(delta, x, segments, tables, sites, out_features, num_slices, accumulate=False)
     return len(seen)

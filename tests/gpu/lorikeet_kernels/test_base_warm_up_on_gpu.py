@@ -1,6 +1,7 @@
 """After the base ops' warm-up nothing compiles, whatever the batches."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.experts.mxfp4_layout import lay_out_mxfp4
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
+from lorikeet_kernels.lora.side_stream import SideStream
 from lorikeet_kernels.sampling.penalties import Penalties, penalize
 from lorikeet_kernels.sampling.sampling import SamplingBatch, sample
 from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
+from lorikeet_kernels.tiling.lora_overlap import BesideRows
 from lorikeet_kernels.warm_up import warm_up_moe
 from lorikeet_kernels.warm_up_base import warm_up_attention, warm_up_experts, warm_up_sampling
 
@@ -58,18 +61,18 @@ def test_experts(packed: bool, compiled: list[str]) -> None:
     down = projection(hidden, inner, is_gate_up=False)
     sites = [SiteShape(hidden, 2 * inner, experts), SiteShape(inner, hidden, experts)]
     tables = make_tables(sites, [[SlotSite(8), SlotSite(8)]] * 2, dtype=BF16, device="cuda")
-    workspace = LoraWorkspace(GPU)
+    workspace, side = LoraWorkspace(GPU), SideStream.on(GPU, BesideRows(gate_up=8))
 
     def adapters(num_tokens: int) -> ExpertsLora:
         slots = torch.randint(-1, 2, (num_tokens,), dtype=torch.int32, device=GPU)
-        return ExpertsLora(make_lora_segments(slots, 2, workspace), tables, 0, 1)
+        return ExpertsLora(make_lora_segments(slots, 2, workspace), tables, 0, 1, side)
 
     warm_up_moe(
         tables, workspace, hidden=hidden, inner=inner, num_experts=experts, top_k=top_k, gate_up_site=0,
         down_site=1, row_order="interleaved", max_tokens=most,
     )  # fmt: skip
     count = warm_up_experts(
-        gate_up, down, activation, dtype=BF16, top_k=top_k, max_tokens=most, lora=adapters(1)
+        gate_up, down, activation, dtype=BF16, top_k=top_k, max_tokens=most, lora=adapters(1), max_beside=64
     )
     assert 3 <= count < 60
     compiled.clear()
@@ -82,7 +85,8 @@ def test_experts(packed: bool, compiled: list[str]) -> None:
         x = torch.zeros(num_tokens, hidden, dtype=BF16, device=GPU)
         ids = torch.rand(num_tokens, experts, device=GPU).topk(top_k, dim=1).indices.to(torch.int32)
         weights = torch.rand(num_tokens, top_k, device=GPU)
-        for lora in (None, adapters(num_tokens)):
+        beside = adapters(num_tokens)
+        for lora in (None, replace(beside, side=None), beside if num_tokens <= 64 else None):
             moe_experts(x, weights, ids, gate_up, down, activation, lora=lora)
     torch.cuda.synchronize()
     assert compiled == []

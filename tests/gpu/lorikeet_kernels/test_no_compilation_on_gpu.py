@@ -80,7 +80,7 @@ def test_dense_batches_compile_nothing() -> None:
     tables = make_tables([SiteShape(HIDDEN, w) for w in widths], rows, dtype=torch.bfloat16, device=GPU)
     workspace = LoraWorkspace(GPU)
     shape = {"in_features": HIDDEN, "sites": sites, "out_features": widths, "num_slices": None}
-    warm_up_linear(tables, workspace, **shape, max_tokens=MAX_TOKENS)
+    warm_up_linear(tables, workspace, **shape, max_tokens=MAX_TOKENS, beside_tokens=range(1, 65))
     torch.cuda.synchronize()
     compiled: list[str] = []
 
@@ -99,6 +99,8 @@ def test_dense_batches_compile_nothing() -> None:
             x = torch.zeros(num_tokens, HIDDEN, dtype=torch.bfloat16, device=GPU)
             out = torch.zeros(num_tokens, sum(widths), dtype=torch.bfloat16, device=GPU)
             lora_linear(out, x, segments, tables, sites, widths)
+            if num_tokens <= 64:
+                lora_linear(out.float(), x, segments, tables, sites, widths, accumulate=False)
         torch.cuda.synchronize()
         assert compiled == []
     finally:
