@@ -106,7 +106,7 @@ class Settings(BaseSettings):
     )
     lora_overlap: bool | None = Field(
         None,
-        description="LoRA of decode steps on a second stream; default: where that was measured to be faster.",
+        description="LoRA of decode steps on a second stream; default: where measured to be faster.",
     )
     num_threads: Count | None = Field(None, description="CPU threads of the engine; default: cores - 1.")
     num_load_threads: Count = Field(2, description="Threads that read and verify adapters.")
