@@ -10,6 +10,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from lorikeet_kernels.benchmarking.bench_problem import MODELS, MoeModel
 from lorikeet_kernels.benchmarking.expert_projections import WEIGHT_BYTES, expert_projection, fp8_weight
 from lorikeet_kernels.benchmarking.few_rows_points import SIZES, few_rows_point, with_rows
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
-from lorikeet_kernels.benchmarking.latent_points import attention_points
+from lorikeet_kernels.benchmarking.latent_points import around_points, attention_points, prompt_points
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.gated_activation import SILU, GatedActivation
 from lorikeet_kernels.dense.rms_norm import rms_norm
@@ -156,8 +157,8 @@ def bench_attention(heads: int, kv_heads: int, dim: int) -> Iterator[Row]:
 
 
 def bench_latent() -> Iterator[Row]:
-    """Latent attention: decodes by bytes, with many heads and in chunks by multiplications."""
-    for point in attention_points():
+    """Latent attention: decodes by bytes, with many heads and in chunks by products; what is around it."""
+    for point in chain(attention_points(), prompt_points(), around_points()):
         yield _row(point.name, point.calls, point.num_bytes, point.flop)
 
 
