@@ -23,7 +23,6 @@ from lorikeet_kernels.experts.expert_blocks import cut_blocks, expert_blocks_ref
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.expert_linear import expert_linear_reference
 from lorikeet_kernels.experts.moe_sum import moe_sum_parts_reference, moe_sum_reference, sum_pairs, sum_parts
-from lorikeet_kernels.experts.routing import route_rows, route_sigmoid, route_sigmoid_grouped, route_softmax
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.sampling.penalties import Penalties, penalize_reference, penalize_rows
@@ -187,38 +186,6 @@ def check_attention_inputs() -> None:
                 for a, b in ((got, expected), (caches[0], caches[2]), (caches[1], caches[3])):
                     assert relative_error(a, b) < TOLERANCE[dtype]
                 assert torch.equal(mine[:, q_heads:], heads[:, q_heads:])
-
-
-def check_routing() -> None:
-    """Every rule with a delta, with source rows and with both, over numbers of experts that need a mask."""
-    for experts in (13, 32):
-        logits, delta = torch.randn(7, experts).half(), torch.randn(7, experts)
-        rows = torch.tensor([0, 1, 2, 3, 4, 1, 0])
-        bias = torch.randn(experts)
-        for added in (None, delta):
-            for source in (None, rows):
-                both = {"delta": added, "source_rows": source}
-                pairs = [
-                    (
-                        route_rows(logits, added, source, None, 4, sigmoid=False, renormalize=True),
-                        route_softmax(logits, 4, renormalize=True, **both),
-                    ),
-                    (
-                        route_rows(logits, added, source, None, 1, sigmoid=True),
-                        route_sigmoid(logits, 1, **both),
-                    ),
-                ]
-                if experts == 32:
-                    groups = {"num_groups": 8, "top_k_groups": 4, "renormalize": True, "scale": 2.5}
-                    pairs.append(
-                        (
-                            route_rows(logits, added, source, bias, 4, sigmoid=True, **groups),
-                            route_sigmoid_grouped(logits, bias, 4, **groups, **both),
-                        )
-                    )
-                for got, expected in pairs:
-                    assert torch.equal(got[1], expected[1])
-                    torch.testing.assert_close(got[0], expected[0])
 
 
 def check_sampling() -> None:
@@ -407,7 +374,6 @@ def check_paged_attention() -> None:
 CASES: dict[str, Callable[[], None]] = {
     "expert_blocks": check_expert_blocks,
     "attention_inputs": check_attention_inputs,
-    "routing": check_routing,
     "sampling": check_sampling,
     "top_k_bounds": check_top_k_bounds,
     "all_cuts": check_all_cuts,

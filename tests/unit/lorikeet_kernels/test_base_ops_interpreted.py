@@ -10,7 +10,6 @@ import pytest
 CASES = (
     "attention_inputs",
     "row_ops",
-    "routing",
     "sampling",
     "top_k_bounds",
     "all_cuts",

@@ -1,4 +1,10 @@
-"""Routing references: choice, weights, ties."""
+"""Routing references: choice, weights, ties; deltas and source rows; the kernel under the interpreter."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,3 +83,33 @@ def test_sigmoid_top1() -> None:
     weights, ids = route_sigmoid(torch.tensor([[0.5, 2.0, -1.0]]), 1)
     assert ids.tolist() == [[1]]
     torch.testing.assert_close(weights, torch.sigmoid(torch.tensor([[2.0]])))
+
+
+def test_a_delta_is_added_and_rounded_and_rows_route_as_others() -> None:
+    """As if the sum had been stored, and the rows picked, before."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(7, 16, generator=generator).bfloat16()
+    delta, rows = torch.randn(7, 16, generator=generator), torch.tensor([0, 6, 2, 2, 4, 5, 0])
+    stored = (logits.double() + delta.double()).bfloat16()[rows]
+    bias = torch.randn(16, generator=generator)
+    grouped = {"num_groups": 4, "top_k_groups": 2, "scale": 2.5}
+    for route in (
+        partial(route_softmax, top_k=3, renormalize=True),
+        partial(route_sigmoid, top_k=2),
+        partial(route_softmax_grouped, top_k=3, **grouped),
+        partial(route_sigmoid_grouped, correction_bias=bias, top_k=3, renormalize=True, **grouped),
+    ):
+        weights, ids = route(logits, delta=delta, source_rows=rows)
+        expected, expected_ids = route(stored)
+        assert torch.equal(weights, expected)
+        assert torch.equal(ids, expected_ids)
+
+
+def test_kernel_matches_references_under_the_interpreter() -> None:
+    """See interpreted_routing.py."""
+    script = Path(__file__).with_name("interpreted_routing.py")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
