@@ -9,8 +9,10 @@ j // chunk == i // chunk where a chunk is.
 
 Shapes: q [T, Hq, Dk], a view is fine; key_cache [blocks, block_tokens, Hkv, Dk], value_cache [.., Hkv, Dv],
 Hq a multiple of Hkv; sinks [Hq]; out [T, Hq, Dv], contiguous. Scores, softmax and sum are float32; the result
-rounds once. Rows beyond the last request's, which pad the batch, get a copy of its last row. Each request is
-computed by itself, so its rows do not depend on its neighbours; one row of a request without tokens is zeros.
+rounds once. Caches have q's dtype, or are FP8 and come with `scales` (`kv_scales`): every dtype that computes
+holds their elements exactly, and the scales multiply scores and sums. Rows beyond the last request's, which
+pad the batch, get a copy of its last row. Each request is computed by itself, so its rows do not depend on
+its neighbours; one row of a request without tokens is zeros.
 
 On a GPU two kernels share the batch, `paged_decode` for requests with one query and `paged_prefill` for the
 others; both read the metadata on the device. There rows that pad the batch are left alone, and a batch of as
@@ -20,6 +22,7 @@ many rows as requests has one query a request.
 import torch
 
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.attention.kv_scales import KvScales, check_scales
 from lorikeet_kernels.attention.paged_decode import paged_decode
 from lorikeet_kernels.attention.paged_prefill import paged_prefill
 from lorikeet_kernels.tiling.attention_tiles import select_decode, select_prefill, visible_keys
@@ -39,6 +42,7 @@ def paged_attention_reference(
     window: int | None = None,
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
+    scales: KvScales | None = None,
 ) -> torch.Tensor:
     """See `paged_attention`."""
     starts = metadata.query_starts_host or metadata.query_starts.tolist()
@@ -53,13 +57,21 @@ def paged_attention_reference(
         first = _first_visible(length - (end - begin), window, chunk) // block_tokens
         blocks = metadata.block_tables[index, first : -(-length // block_tokens)]
         visible = length - first * block_tokens
-        keys = key_cache.index_select(0, blocks).flatten(0, 1)[:visible].float()
-        values = value_cache.index_select(0, blocks).flatten(0, 1)[:visible].float()
+        keys = _rows(key_cache, blocks)[:visible].float()
+        values = _rows(value_cache, blocks)[:visible].float()
+        if scales is not None:
+            keys, values = keys * scales.keys[:, None], values * scales.values[:, None]
         hidden = _hidden(end - begin, first * block_tokens, length, window, chunk, q.device)
         out[begin:end] = _attend(q[begin:end].float(), keys, values, scale, hidden, sinks)
     if starts[-1] < out.shape[0]:
         out[starts[-1] :] = out[starts[-1] - 1]
     return out
+
+
+def _rows(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """The rows of these blocks, [S, Hkv, D]; as bytes on their way, since torch selects no FP8."""
+    as_bytes = cache if cache.itemsize > 1 else cache.view(torch.uint8)
+    return as_bytes.index_select(0, blocks).view(cache.dtype).flatten(0, 1)
 
 
 def _first_visible(position: int, window: int | None, chunk: int | None) -> int:
@@ -118,6 +130,7 @@ def paged_attention(
     window: int | None = None,
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
+    scales: KvScales | None = None,
 ) -> torch.Tensor:
     """Write the attention of `q` over the cache into `out` and return it."""
     if q.shape[1] % key_cache.shape[2] or q.shape[-1] != key_cache.shape[-1]:
@@ -126,10 +139,12 @@ def paged_attention(
         )
     if out.shape != (*q.shape[:2], value_cache.shape[-1]):
         raise ValueError(f"paged_attention: out {tuple(out.shape)} does not fit queries {tuple(q.shape)}")
+    check_scales("paged_attention", key_cache, value_cache, scales)
     if q.device.type == "cpu":
         return paged_attention_reference(
-            q, key_cache, value_cache, metadata, scale, out, window=window, chunk=chunk, sinks=sinks
-        )
+            q, key_cache, value_cache, metadata, scale, out,
+            window=window, chunk=chunk, sinks=sinks, scales=scales,
+        )  # fmt: skip
     _check_on_gpu(q, key_cache, value_cache, out)
     starts, lens, tables = metadata.query_starts, metadata.sequence_lens, metadata.block_tables
     num_rows, num_heads, dim = q.shape
@@ -139,13 +154,13 @@ def paged_attention(
     decode = select_decode(num_requests, kv_heads, dim, longest, q.itemsize)
     paged_decode(
         q, key_cache, value_cache, starts, lens, tables, scale, out, decode,
-        window=window, chunk=chunk, sinks=sinks,
+        window=window, chunk=chunk, sinks=sinks, scales=scales,
     )  # fmt: skip
     if num_rows > num_requests:
         prefill = select_prefill(dim, num_heads // kv_heads, q.itemsize)
         paged_prefill(
             q, key_cache, value_cache, starts, lens, tables, scale, out, prefill,
-            window=window, chunk=chunk, sinks=sinks, min_queries=2,
+            window=window, chunk=chunk, sinks=sinks, scales=scales, min_queries=2,
         )  # fmt: skip
     return out
 

@@ -3,6 +3,9 @@
 One program: a request, a key head, one of `splits` parts of the visible keys. All query heads of the key head
 share its loads. With several splits each leaves (sum of p v, largest score, sum of p), and a second launch
 merges them in order; the parts follow the sequence's length, read on the device.
+
+An FP8 cache is widened to q's dtype in registers and has half the bytes: of gpt-oss-20b, 32 requests of 2,048
+keys are 134 MB a layer in bfloat16, which take 31 us at 4.3 TB/s, and 67 MB and 16 us in FP8.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -14,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lorikeet_kernels.attention.kv_scales import KvScales
 from lorikeet_kernels.tiling.attention_tiles import DecodeTiles
 
 MIN_ROWS = 16  # of a tl.dot
@@ -24,11 +28,12 @@ BIG_NEGATIVE = tl.constexpr(-1.0e30)  # instead of -inf, whose difference with i
 @triton.jit(do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["stride_table"])
 def _decode_kernel(
     out_ptr, parts_ptr, q_ptr, key_ptr, value_ptr, starts_ptr, lens_ptr, tables_ptr, sinks_ptr,
-    stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_table, scale_log2,
+    key_scales_ptr, value_scales_ptr, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_table,
+    scale_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_P2: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_DIM_P2: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -56,6 +61,8 @@ def _decode_kernel(
     value_dim = tl.arange(0, VALUE_DIM_P2)
     q_at = q_ptr + token.to(tl.int64) * stride_qt + (head * GROUP + row)[:, None] * DIM + dim[None, :]
     q = tl.load(q_at, mask=(row < GROUP)[:, None] & (dim < DIM)[None, :], other=0.0)
+    if HAS_SCALES:
+        scale_log2 *= tl.load(key_scales_ptr + head)
     table = tables_ptr + request.to(tl.int64) * stride_table
     key_head = key_ptr + head * DIM
     value_head = value_ptr + head * VALUE_DIM
@@ -75,8 +82,8 @@ def _decode_kernel(
             key_mask = key_mask & (dim < DIM)[:, None]
         if VALUE_DIM != VALUE_DIM_P2:
             value_mask = value_mask & (value_dim < VALUE_DIM)[None, :]
-        k = tl.load(key_at[None, :] + dim[:, None], mask=key_mask, other=0.0)
-        v = tl.load(value_at[:, None] + value_dim[None, :], mask=value_mask, other=0.0)
+        k = tl.load(key_at[None, :] + dim[:, None], mask=key_mask, other=0.0).to(q.dtype)
+        v = tl.load(value_at[:, None] + value_dim[None, :], mask=value_mask, other=0.0).to(q.dtype)
         score = tl.dot(q, k, input_precision="ieee") * scale_log2
         score = tl.where(inside[None, :], score, BIG_NEGATIVE)
         highest = tl.maximum(largest, tl.max(score, axis=1))
@@ -86,6 +93,8 @@ def _decode_kernel(
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         largest = highest
 
+    if HAS_SCALES:
+        acc *= tl.load(value_scales_ptr + head)
     is_row = row < GROUP
     if SPLITS == 1:
         if HAS_SINKS:
@@ -159,6 +168,7 @@ def paged_decode(
     window: int | None = None,
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
+    scales: KvScales | None = None,
 ) -> None:
     """Write the rows of `out` that belong to requests with exactly one query; leave the others alone."""
     num_requests = sequence_lens.shape[0]
@@ -173,15 +183,16 @@ def paged_decode(
     pdl = q.device.type == "cuda"
     _decode_kernel[(num_requests * kv_heads, tiles.splits)](
         out, parts, q, key_cache, value_cache, query_starts, sequence_lens, block_tables,
-        q if sinks is None else sinks,
+        q if sinks is None else sinks, q if scales is None else scales.keys,
+        q if scales is None else scales.values,
         q.stride(0), key_cache.stride(0), key_cache.stride(1), value_cache.stride(0), value_cache.stride(1),
         block_tables.stride(0), scale * LOG2E.value,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         ROWS=max(MIN_ROWS, triton.next_power_of_2(heads // kv_heads)), DIM=dim,
         DIM_P2=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim, VALUE_DIM_P2=value_dim_p2,
         BLOCK_TOKENS=block_tokens, WINDOW=window or 0, CHUNK=chunk or 0, HAS_SINKS=sinks is not None,
-        SPLITS=tiles.splits, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, PDL=pdl,
-        num_warps=tiles.num_warps,
+        HAS_SCALES=scales is not None, SPLITS=tiles.splits, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages,
+        PDL=pdl, num_warps=tiles.num_warps,
     )  # fmt: skip
     if tiles.splits > 1:
         dependent = {"launch_pdl": True} if pdl else {}

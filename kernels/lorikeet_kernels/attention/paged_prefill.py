@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lorikeet_kernels.attention.kv_scales import KvScales
 from lorikeet_kernels.attention.paged_decode import LOG2E
 from lorikeet_kernels.tiling.attention_tiles import PrefillTiles
 
@@ -55,6 +56,8 @@ def _attend(
                 v = tl.load(value_at)
             else:
                 v = tl.load(value_at, mask=(value_dim < VALUE_DIM)[None, :], other=0.0)
+        k = k.to(q.dtype)
+        v = v.to(q.dtype)
         score = tl.dot(q, k, input_precision="ieee")
         if MASKED:
             visible = n[None, :] <= position[:, None]
@@ -78,12 +81,13 @@ def _attend(
     do_not_specialize_on_alignment=["num_requests", "stride_table"],
 )
 def _prefill_kernel(
-    out_ptr, q_ptr, key_ptr, value_ptr, starts_ptr, lens_ptr, tables_ptr, sinks_ptr, num_requests,
-    stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_table, scale_log2,
+    out_ptr, q_ptr, key_ptr, value_ptr, starts_ptr, lens_ptr, tables_ptr, sinks_ptr, key_scales_ptr,
+    value_scales_ptr, num_requests, stride_qt, stride_kb, stride_kt, stride_vb, stride_vt, stride_table,
+    scale_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P2: tl.constexpr, DIM: tl.constexpr,
     DIM_P2: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_DIM_P2: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, MIN_QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, MIN_QUERIES: tl.constexpr,
 ):  # fmt: skip
     # later tiles see more keys: they go first, so that the short ones fill the end
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -121,6 +125,8 @@ def _prefill_kernel(
         largest = sink * LOG2E
         total += 1.0
 
+    if HAS_SCALES:
+        scale_log2 *= tl.load(key_scales_ptr + head)
     first_position = length - num_queries + first_query
     last_position = tl.minimum(first_position + BLOCK_Q, length) - 1
     lower = 0  # blocks of keys that nobody sees may belong to others by now
@@ -157,6 +163,8 @@ def _prefill_kernel(
         stride_kb, stride_kt, stride_vb, stride_vt, scale_log2,
         DIM, DIM_P2, VALUE_DIM, VALUE_DIM_P2, BLOCK_TOKENS, WINDOW, CHUNK, BLOCK_N, STAGES, True,
     )  # fmt: skip
+    if HAS_SCALES:
+        acc *= tl.load(value_scales_ptr + head)
     y = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     out_at = out_ptr + ((token * KV_HEADS + head) * GROUP + member)[:, None] * VALUE_DIM + value_dim[None, :]
     tl.store(out_at, y, mask=is_row[:, None] & (value_dim < VALUE_DIM)[None, :])
@@ -176,6 +184,7 @@ def paged_prefill(
     window: int | None = None,
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
+    scales: KvScales | None = None,
     min_queries: int = 1,
 ) -> None:
     """Write the rows of `out` that belong to requests with at least `min_queries`; leave the others alone."""
@@ -188,13 +197,14 @@ def paged_prefill(
     limited = {} if tiles.max_registers is None else {"maxnreg": tiles.max_registers}
     _prefill_kernel[(kv_heads, q.shape[0] // block_q + num_requests)](
         out, q, key_cache, value_cache, query_starts, sequence_lens, block_tables,
-        q if sinks is None else sinks, num_requests,
+        q if sinks is None else sinks, q if scales is None else scales.keys,
+        q if scales is None else scales.values, num_requests,
         q.stride(0), key_cache.stride(0), key_cache.stride(1), value_cache.stride(0), value_cache.stride(1),
         block_tables.stride(0), scale * LOG2E.value,
         KV_HEADS=kv_heads, GROUP=group, GROUP_P2=group_p2, DIM=dim,
         DIM_P2=max(16, triton.next_power_of_2(dim)),
         VALUE_DIM=value_dim, VALUE_DIM_P2=max(16, triton.next_power_of_2(value_dim)),
         BLOCK_TOKENS=block_tokens, WINDOW=window or 0, CHUNK=chunk or 0, HAS_SINKS=sinks is not None,
-        BLOCK_Q=block_q, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, MIN_QUERIES=min_queries,
-        num_warps=tiles.num_warps, **limited,
+        HAS_SCALES=scales is not None, BLOCK_Q=block_q, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages,
+        MIN_QUERIES=min_queries, num_warps=tiles.num_warps, **limited,
     )  # fmt: skip
