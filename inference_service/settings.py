@@ -71,6 +71,9 @@ class Settings(BaseSettings):
     quantization: Literal["fp8"] | None = Field(
         None, description="fp8: quantise the weights of a 16-bit checkpoint while they are read."
     )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
+        "auto", description="fp8: keys and values in e4m3 with the checkpoint's scales, or 1; auto: in dtype."
+    )
     generation_config: Literal["auto", "none"] = Field(
         "auto", description="auto: generation_config.json gives defaults for sampling; none: it does not."
     )
@@ -159,6 +162,7 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             load_format=self.load_format,
             quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
             block_tokens=self.block_tokens,
             num_blocks=self.num_blocks,
             kv_cache_bytes=self.kv_cache_bytes,

@@ -30,6 +30,7 @@ class EngineConfig:
     dtype: str = "auto"
     load_format: str = "auto"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     block_tokens: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None

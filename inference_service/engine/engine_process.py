@@ -194,6 +194,7 @@ def backend_config(config: EngineConfig) -> BackendConfig:
         num_threads=config.num_threads,
         load_format=config.load_format,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         gpu_memory_utilization=config.gpu_memory_utilization,
         cuda_graphs=config.cuda_graphs,
         graph_batch_sizes=config.graph_batch_sizes,

@@ -18,7 +18,7 @@ from inference_service.execution.device_arena import TensorArena
 from inference_service.execution.forward_pass import ForwardPass
 from inference_service.execution.host_memory import HostMemory, PageableMemory, pinned_memory
 from inference_service.execution.host_pool import PinnedHostPool
-from inference_service.execution.kv_cache import allocate_cache
+from inference_service.execution.kv_cache import allocate_cache, cache_dtype
 from inference_service.execution.memory import MemoryPlan, check_host_pool, device_memory, plan_memory
 from inference_service.execution.model_runner import BatchModelRunner
 from inference_service.execution.request_table import RequestTable
@@ -109,9 +109,9 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
             batch_invariant=config.batch_invariant,
         )
     spec = description.spec
-    cache = allocate_cache(
-        [layer.attention for layer in spec.layers], plan.num_blocks, config.block_tokens, dtype, device
-    )
+    attentions = [layer.attention for layer in spec.layers]
+    cached = cache_dtype(config.kv_cache_dtype, attentions, dtype, device)
+    cache = allocate_cache(attentions, plan.num_blocks, config.block_tokens, cached, device, model.kv_scales)
     placer = AdapterPlacer(model.schema, model.base_digest, dtype.itemsize, config.max_rank)
     host_pool = PinnedHostPool(placer, dtype, plan.host_pool_bytes, readers, host_memory.result())
     arena = TensorArena(

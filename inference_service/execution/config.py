@@ -18,12 +18,14 @@ class BackendConfig:
     each is one captured graph on a GPU, unless `cuda_graphs` is off. On a CPU the same fixed buffers are used
     without graphs. `lora_overlap` runs the LoRA of decode steps of fixed shapes on a second stream beside the
     base's ops (on a CPU after them); None: as far as that was measured to be faster. `quantization` "fp8"
-    quantises weights while they are read.
+    quantises weights while they are read. `kv_cache_dtype` "fp8" caches keys and values in e4m3 with the
+    checkpoint's scales, "auto" in `dtype`.
     """
 
     model_dir: str
     device: str = "cpu"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     block_tokens: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None

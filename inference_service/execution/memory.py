@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from inference_service.execution.config import BackendConfig
-from inference_service.execution.kv_cache import block_bytes
+from inference_service.execution.kv_cache import block_bytes, cache_dtype
 from inference_service.execution.step_shapes import graph_sizes
 from inference_service.models import (
     ModelDescription,
@@ -114,12 +114,15 @@ def plan_memory(
 
     Raises:
         MemoryBudgetError: it cannot fit; the message gives every part and the setting that makes it smaller.
+        ModelConfigError: the cache cannot be of the dtype that is wanted.
     """
     spec = description.spec
     budget = _budget(config, device, memory)
     parts = _fixed_parts(config, description, dtype, device)
     arena = next(part.num_bytes for part in parts if part.setting == "adapter_arena_bytes")
-    per_block = block_bytes([layer.attention for layer in spec.layers], config.block_tokens, dtype)
+    attentions = [layer.attention for layer in spec.layers]
+    cached = cache_dtype(config.kv_cache_dtype, attentions, dtype, device)
+    per_block = block_bytes(attentions, config.block_tokens, cached)
     left = budget - sum(part.num_bytes for part in parts)
     num_blocks = _num_blocks(config, spec.max_position, per_block, left, device)
     # One block more takes the rows that only fill a batch up.

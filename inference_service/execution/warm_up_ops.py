@@ -180,6 +180,7 @@ def warm_up_attentions(
         count += warm_up_attention(
             cache.keys,
             cache.values,
+            dtype=forward.tables.arena.dtype,
             num_heads=shape.num_heads,
             scale=shape.scale,
             max_requests=max_requests,
@@ -187,6 +188,7 @@ def warm_up_attentions(
             window=window,
             chunk=chunk,
             sinks=sinks,
+            scales=cache.scales,
         )
     return count
 

@@ -78,6 +78,7 @@ class Attention:
             positions=None if table is None else batch.positions,
             table=table,
             delta=None if qkv.delta is None else qkv.delta.view_as(heads),
+            scales=cache.scales,
         )
         out = torch.empty((x.shape[0], shape.num_heads, shape.head_dim), dtype=x.dtype, device=x.device)
         paged_attention(
@@ -90,5 +91,6 @@ class Attention:
             window=shape.window,
             chunk=shape.chunk,
             sinks=self.sinks,
+            scales=cache.scales,
         )
         return self.o.beside(out.flatten(1), batch.lora)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.attention.kv_scales import KvScales
 from lorikeet_kernels.lora.lora_segments import LoraSegments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.side_stream import SideStream
@@ -12,7 +13,7 @@ from lorikeet_kernels.lora.side_stream import SideStream
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's paged keys and values, [blocks, block_tokens, Hkv, D].
+    """One layer's paged keys and values, [blocks, block_tokens, Hkv, D]; in FP8 with scales.
 
     Of latent attention a row is a latent and a rotated key, Hkv is 1, and the values are a view of the
     latents in `keys`.
@@ -20,6 +21,7 @@ class LayerCache:
 
     keys: torch.Tensor
     values: torch.Tensor
+    scales: KvScales | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,11 @@ def _read_fbgemm(config: ConfigReader) -> tuple[Fp8Format, Unconverted]:
 
 def _read_compressed(config: ConfigReader) -> tuple[Fp8Format, Unconverted]:
     config.require("format", ("float-quantized", "naive-quantized"), "float-quantized")
-    config.require("kv_cache_scheme", (None,), None)
+    if (cache := config.section("kv_cache_scheme")) is not None:
+        # Whether the cache is in FP8 is a setting of this server; the scales are used then.
+        cache.require("num_bits", (8,), 8)
+        cache.require("type", ("float",), "float")
+        cache.require("dynamic", (False,), default=False)
     config.require("sparsity_config", (None, {}), None)
     groups = config.section("config_groups")
     if groups is None or len(groups.fields) != 1:

@@ -18,10 +18,12 @@ from inference_service.models.config import (
 )
 from inference_service.models.dummy_weights import DummyWeights
 from inference_service.models.errors import ModelConfigError
+from inference_service.models.kv_scales import read_kv_scales
 from inference_service.models.lora_sites import lora_schema, site_indices
 from inference_service.models.registry import declare_model
 from inference_service.models.spec import ModelSpec
 from lorikeet_contract.schema import LoraSchema
+from lorikeet_kernels.attention.kv_scales import KvScales
 
 LOAD_FORMATS = ("auto", "dummy")
 _NUM_HASHING = 3  # embedding, head, and the first bytes of everything
@@ -41,11 +43,12 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to compute, with its identity."""
+    """A model ready to compute, with its identity. `kv_scales` are its layers', for a cache in FP8."""
 
     decoder: Decoder
     schema: LoraSchema
     base_digest: str
+    kv_scales: tuple[KvScales | None, ...]
 
 
 def describe_model(model_dir: Path, quantization: str | None = None) -> ModelDescription:
@@ -94,7 +97,7 @@ def load_model(
         raise ModelConfigError(f"load_format {load_format!r} is none of {', '.join(LOAD_FORMATS)}")
     unread = lora_schema(spec, lambda _name: ("", ""))
 
-    def build(source: WeightSource) -> Decoder:
+    def build(source: WeightSource) -> tuple[Decoder, tuple[KvScales | None, ...]]:
         builder = ModelBuilder(
             spec,
             source,
@@ -105,17 +108,19 @@ def load_model(
             batch_invariant=batch_invariant,
         )
         decoder = builder.build()
+        kv_scales = read_kv_scales(spec, source, device)
         source.finish(spec.ignored_weights)
-        return decoder
+        return decoder, kv_scales
 
     if load_format == "dummy":
-        return LoadedModel(build(DummyWeights(spec, device)), unread, unread.digest)
+        decoder, kv_scales = build(DummyWeights(spec, device))
+        return LoadedModel(decoder, unread, unread.digest, kv_scales)
     checkpoint = Checkpoint(description.model_dir, spec.weight_prefix, device)
     # Identity takes a sha256 of embedding and head, seconds of one core each: beside the reading.
     with closing(checkpoint), ThreadPoolExecutor(_NUM_HASHING, thread_name_prefix="weight-hash") as hashing:
         names = {spec.embed_weight, spec.lm_head_weight}
         stored = {name: hashing.submit(checkpoint.stored, name) for name in names}
         base_digest = hashing.submit(checkpoint.base_digest, description.config)
-        decoder = build(checkpoint)
+        decoder, kv_scales = build(checkpoint)
         schema = lora_schema(spec, lambda name: stored[name].result())
-        return LoadedModel(decoder, schema, base_digest.result())
+        return LoadedModel(decoder, schema, base_digest.result(), kv_scales)

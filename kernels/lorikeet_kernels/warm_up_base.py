@@ -10,6 +10,7 @@ from itertools import product
 import torch
 
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.attention.kv_scales import KvScales
 from lorikeet_kernels.attention.paged_attention import paged_attention
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
@@ -132,6 +133,7 @@ def warm_up_attention(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     *,
+    dtype: torch.dtype,
     num_heads: int,
     scale: float,
     max_requests: int,
@@ -139,9 +141,10 @@ def warm_up_attention(
     window: int | None = None,
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
+    scales: KvScales | None = None,
 ) -> int:
     """Launch each distinct kernel of a layer's attention over its own caches, block 0; returns how many."""
-    device, dtype = key_cache.device, key_cache.dtype
+    device = key_cache.device
     _, block_tokens, kv_heads, dim = key_cache.shape
     seen: set[object] = set()
     blocks = -(-max_tokens // block_tokens)
@@ -149,7 +152,7 @@ def warm_up_attention(
         width = 1
         while True:
             longest = visible_keys(width * block_tokens, window, chunk)
-            tiles = select_decode(num_requests, kv_heads, dim, longest, key_cache.itemsize)
+            tiles = select_decode(num_requests, kv_heads, dim, longest, dtype.itemsize)
             if tiles not in seen:
                 # one request more with two queries, the first time: both kernels
                 num_rows = num_requests + (1 if not seen else 0)
@@ -167,8 +170,9 @@ def warm_up_attention(
                 q = torch.zeros((num_rows, num_heads, dim), dtype=dtype, device=device)
                 out = q.new_empty((num_rows, num_heads, value_cache.shape[3]))
                 paged_attention(
-                    q, key_cache, value_cache, metadata, scale, out, window=window, chunk=chunk, sinks=sinks
-                )
+                    q, key_cache, value_cache, metadata, scale, out,
+                    window=window, chunk=chunk, sinks=sinks, scales=scales,
+                )  # fmt: skip
             if width >= blocks:
                 break
             width = min(2 * width, blocks)

@@ -270,7 +270,8 @@ def prepare_heads(
             HALF_P2=triton.next_power_of_2(half), REST=rest, REST_P2=triton.next_power_of_2(max(1, rest)),
             STEP=2 if interleaved else 1, SECOND=1 if interleaved else half,
             NORM=norm_weight is not None, NORMS_ROTATED=norms_rotated, ROTATE=table is not None,
-            TEMPERATURE=factors is not None, HAS_DELTA=delta is not None, HAS_SCALES=scales is not None, BLOCK=block, PDL=pdl, num_warps=2,
+            TEMPERATURE=factors is not None, HAS_DELTA=delta is not None, HAS_SCALES=scales is not None,
+            BLOCK=block, PDL=pdl, num_warps=2,
             **({"launch_pdl": True} if pdl and delta is None else {}),
         )  # fmt: skip
     return heads[:, : num_heads - 2 * kv_heads]

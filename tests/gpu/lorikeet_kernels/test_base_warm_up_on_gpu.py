@@ -97,7 +97,14 @@ def test_attention_and_sampling(compiled: list[str]) -> None:
     caches = torch.zeros(2, 80, 16, 2, 64, dtype=BF16, device=GPU)
     sinks = torch.zeros(8, dtype=BF16, device=GPU)
     warm_up_attention(
-        caches[0], caches[1], num_heads=8, scale=0.125, max_requests=40, max_tokens=4096, sinks=sinks
+        caches[0],
+        caches[1],
+        dtype=BF16,
+        num_heads=8,
+        scale=0.125,
+        max_requests=40,
+        max_tokens=4096,
+        sinks=sinks,
     )
     warm_up_sampling(5000, BF16, 40)
     compiled.clear()

@@ -234,7 +234,7 @@ def group(**changes: Any) -> dict[str, Any]:
         ("tensor", {"activation_scheme": "none"}, "activation_scheme is 'none'"),
         ("bounded", {"activation_scale_ub": -1}, "activation_scale_ub is -1; expected a positive number"),
         ("channel", {"format": "pack-quantized"}, "format is 'pack-quantized'"),
-        ("channel", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
+        ("channel", {"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "num_bits is 4"),
         ("channel", {"config_groups": {}}, "config_groups is {}; expected one group"),
         ("channel", group(targets=["re:.*q_proj"]), "targets is"),
         ("channel", group(weights={"num_bits": 4, "type": "int"}), "num_bits is 4"),
