@@ -5,6 +5,7 @@ import torch
 
 from lorikeet_kernels.attention.attention_inputs import attention_inputs, attention_inputs_reference
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
+from lorikeet_kernels.attention.kv_scales import FP8, KvScales
 from lorikeet_kernels.attention.paged_attention import paged_attention
 from lorikeet_kernels.dense.gated_activation import (
     GatedActivation,
@@ -140,6 +141,54 @@ def test_every_width(dim: int, dtype: torch.dtype) -> None:
     paged_attention(q, keys, values, metadata, dim**-0.5, out)
     expected = exact(q, keys, values, metadata, None, None)
     assert relative_error(out, expected) < (1e-5 if dtype == torch.float32 else TOLERANCE)
+
+
+@pytest.mark.parametrize("shares", [MIXED, DECODES])
+@pytest.mark.parametrize(("dim", "heads", "kv_heads", "window"), [(64, 64, 8, 128), (128, 16, 2, None)])
+def test_fp8_caches(
+    shares: tuple[tuple[int, int], ...], dim: int, heads: int, kv_heads: int, window: int | None
+) -> None:
+    """Elements of e4m3 times a scale a head, against the same numbers in float64."""
+    keys, values, metadata = paged_case(shares, kv_heads, dim, 16, BF16)
+    scales = KvScales(torch.rand(kv_heads, device=GPU) + 0.5, torch.rand(kv_heads, device=GPU) + 0.5)
+    keys, values = keys.to(FP8), values.to(FP8)
+    q = torch.randn(int(metadata.query_starts[-1]), heads, dim, device=GPU).to(BF16)
+    out = torch.full_like(q, float("nan"))
+    paged_attention(q, keys, values, metadata, dim**-0.5, out, window=window, scales=scales)
+    wide = (cache.double() * of[:, None] for cache, of in ((keys, scales.keys), (values, scales.values)))
+    expected = exact(q, *wide, metadata, window, None)
+    assert relative_error(out, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("num_tokens", [1, 300])
+@pytest.mark.parametrize(
+    ("interleaved", "norms_rotated", "is_fp8"),
+    [(False, False, True), (True, True, False), (True, True, True)],
+)
+def test_every_step_before_attention(
+    interleaved: bool, norms_rotated: bool, is_fp8: bool, num_tokens: int
+) -> None:
+    """Pairs of neighbours, norm after the rotation, factors of positions, and writes into an FP8 cache."""
+    q_heads, kv_heads, dim = 12, 2, 128
+    heads = torch.randn(num_tokens, q_heads + 2 * kv_heads, dim, device=GPU).to(BF16)
+    settings = {
+        "norm_weight": torch.rand(q_heads + kv_heads, dim, device=GPU).to(BF16),
+        "eps": 1e-6,
+        "positions": torch.randint(0, 999, (num_tokens,), device=GPU),
+        "table": torch.randn(999, 2, dim // 2, device=GPU),
+        "interleaved": interleaved,
+        "norms_rotated": norms_rotated,
+        "factors": torch.rand(999, device=GPU) + 0.5,
+        "scales": KvScales(*torch.rand(2, kv_heads, device=GPU) + 0.01) if is_fp8 else None,
+    }
+    slots = torch.randperm(320, device=GPU)[:num_tokens]
+    caches = [torch.zeros(20, 16, kv_heads, dim, device=GPU).to(FP8 if is_fp8 else BF16) for _ in range(4)]
+    got = attention_inputs(heads.clone(), caches[0], caches[1], slots, **settings)
+    want = attention_inputs_reference(heads.clone(), caches[2], caches[3], slots, **settings)
+    assert relative_error(got, want) < 2e-3
+    for a, b in ((caches[0], caches[2]), (caches[1], caches[3])):
+        # Where bfloat16 rounded otherwise, or a division, a value may fall to the neighbour of its FP8 one.
+        assert relative_error(a.float(), b.float()) < (2e-2 if is_fp8 else 2e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

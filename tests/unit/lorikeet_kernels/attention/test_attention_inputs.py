@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lorikeet_kernels.attention.attention_inputs import attention_inputs
+from lorikeet_kernels.attention.kv_scales import FP8, KvScales
 from lorikeet_kernels.attention.head_norm import head_norm
 from lorikeet_kernels.attention.kv_write import kv_write
 from lorikeet_kernels.attention.rotary import rotary
@@ -30,14 +31,24 @@ def test_one_call_is_three() -> None:
 
 
 def test_misfits_are_refused() -> None:
-    """Caches of another width, norm weights of other heads, a table without positions."""
+    """Caches of another width, norm weights of other heads, a table without positions, odd scales."""
     heads, cache, slots = torch.zeros(2, 6, 8), torch.zeros(1, 4, 2, 8), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="do not fit caches"):
         attention_inputs(heads, torch.zeros(1, 4, 2, 4), cache, slots)
     with pytest.raises(ValueError, match="norm weight"):
         attention_inputs(heads, cache, cache, slots, norm_weight=torch.zeros(3, 8))
-    with pytest.raises(ValueError, match="neither"):
+    with pytest.raises(ValueError, match="need positions"):
         attention_inputs(heads, cache, cache, slots, table=torch.zeros(4, 2, 4))
+    with pytest.raises(ValueError, match="does not fit heads of 8"):
+        attention_inputs(heads, cache, cache, slots, table=torch.zeros(4, 2, 5), positions=slots)
+    with pytest.raises(ValueError, match=r"float32 takes no scales"):
+        attention_inputs(heads, cache, cache, slots, scales=KvScales(torch.ones(2), torch.ones(2)))
+    with pytest.raises(ValueError, match="has no scales"):
+        attention_inputs(heads, cache.to(FP8), cache.to(FP8), slots)
+    with pytest.raises(ValueError, match=r"scales .* do not fit"):
+        attention_inputs(
+            heads, cache.to(FP8), cache.to(FP8), slots, scales=KvScales(torch.ones(3), torch.ones(2))
+        )
 
 
 @pytest.mark.parametrize(("tokens", "top_k", "experts", "rows"), [(1, 1, 1, 8), (7, 2, 5, 2), (40, 3, 4, 16)])
