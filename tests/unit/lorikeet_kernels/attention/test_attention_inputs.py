@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lorikeet_kernels.attention.attention_inputs import attention_inputs
-from lorikeet_kernels.attention.kv_scales import FP8, KvScales
 from lorikeet_kernels.attention.head_norm import head_norm
+from lorikeet_kernels.attention.kv_scales import FP8, KvScales
 from lorikeet_kernels.attention.kv_write import kv_write
 from lorikeet_kernels.attention.rotary import rotary
 from lorikeet_kernels.experts.expert_blocks import block_capacity, expert_blocks
