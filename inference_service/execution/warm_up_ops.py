@@ -202,7 +202,16 @@ def _warm_up_latents(
     max_step_tokens: int,
 ) -> int:
     shape = attention.shape
-    heads = LatentHeads(shape.num_heads, shape.latent_dim, shape.plain_dim, shape.rope_dim, shape.value_dim)
+    heads = LatentHeads(
+        shape.num_heads,
+        shape.latent_dim,
+        shape.plain_dim,
+        shape.rope_dim,
+        shape.value_dim,
+        row_width=int(attention.down.weight.shape[0]),
+        is_query_beside=attention.query is None,
+        is_pairwise=shape.is_pairwise,
+    )
     return warm_up_latent_attention(
         cache.keys, heads, scale=shape.scale, max_requests=max_requests, max_tokens=max_context_tokens
     ) + warm_up_head_lora(

@@ -9,6 +9,7 @@ import torch
 
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.latent_attention import latent_attention
+from lorikeet_kernels.attention.latent_inputs import latent_inputs
 from lorikeet_kernels.attention.prompt_attention import prompt_attention
 from lorikeet_kernels.lora.group_blocks import block_capacity
 from lorikeet_kernels.lora.head_lora import HeadRows, head_lora, shares_columns
@@ -21,13 +22,29 @@ from lorikeet_kernels.tiling.latent_tiles import select_latent_decode
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """Sizes of a latent layer's heads."""
+    """Sizes of a latent layer's heads, and where its queries lie: kernels are compiled for rows' strides too.
+
+    Latent and key end the rows of one projection; with `is_query_beside` the queries begin them.
+    """
 
     num_heads: int
     latent_dim: int
     plain_dim: int
     rope_dim: int
     value_dim: int
+    row_width: int
+    is_query_beside: bool
+    is_pairwise: bool
+
+    def rows(self, num_rows: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Zeros as the layer has them: queries [T, H, plain + rope], latents [T, latent], keys [T, rope]."""
+        dim = self.plain_dim + self.rope_dim
+        row = like.new_zeros((num_rows, self.row_width))
+        key_first = self.row_width - self.rope_dim
+        latent, key = row[:, key_first - self.latent_dim : key_first], row[:, key_first:]
+        if self.is_query_beside:
+            return row[:, : self.num_heads * dim].view(num_rows, self.num_heads, dim), latent, key
+        return like.new_zeros((num_rows, self.num_heads, dim)), latent, key
 
 
 def warm_up_latent_attention(
@@ -69,28 +86,29 @@ def _attend(
     )
     q = cache.new_zeros((rows, heads.num_heads, heads.latent_dim + heads.rope_dim))
     latent_attention(q, cache, metadata, scale, q.new_empty((rows, heads.num_heads, heads.latent_dim)))
-    if has_prompt:
-        prompt_attention(
-            q.new_zeros((rows, heads.num_heads, heads.plain_dim + heads.rope_dim)),
-            q.new_zeros((rows, heads.num_heads, heads.plain_dim + heads.value_dim)),
-            q.new_zeros((rows, heads.rope_dim)),
-            metadata,
-            scale,
-            q.new_empty((rows, heads.num_heads, heads.value_dim)),
-            most_fresh=0,
-        )
+    if not has_prompt:
+        return
+    query, latent, shared = heads.rows(rows, cache)
+    places = torch.zeros(rows, dtype=torch.int64, device=device)
+    table = torch.zeros((1, 2, heads.rope_dim // 2), dtype=torch.float32, device=device)
+    weight = cache.new_zeros(heads.latent_dim)
+    latent_inputs(
+        query, latent, shared, q, cache, places, places, table, weight, 1e-6, interleaved=heads.is_pairwise
+    )
+    up = q.new_zeros((rows, heads.num_heads, heads.plain_dim + heads.value_dim))
+    out = q.new_empty((rows, heads.num_heads, heads.value_dim))
+    prompt_attention(query, up, shared, metadata, scale, out, most_fresh=0)
 
 
 def warm_up_head_lora(
     tables: LoraTables, workspace: LoraWorkspace, heads: LatentHeads, *, site: int, max_tokens: int
 ) -> int:
     """Launch each distinct kernel of absorbed LoRA on base-only rows; returns how many batches it took."""
-    device, dtype, num_slots = tables.arena.device, tables.arena.dtype, tables.rank.shape[0]
+    device, num_slots = tables.arena.device, tables.rank.shape[0]
     stride = heads.plain_dim + heads.value_dim
-    directions = (
-        (True, heads.plain_dim, heads.latent_dim, HeadRows(stride, 0, heads.plain_dim)),
-        (False, heads.latent_dim, heads.value_dim, HeadRows(stride, heads.plain_dim, heads.value_dim)),
-    )
+    width, latent_dim = heads.latent_dim + heads.rope_dim, heads.latent_dim
+    key_rows = HeadRows(stride, 0, heads.plain_dim)
+    value_rows = HeadRows(stride, heads.plain_dim, heads.value_dim)
     seen: set[object] = set()
     for num_tokens in range(1, max_tokens + 1):
         alone = is_alone(num_tokens, num_slots)
@@ -102,8 +120,9 @@ def warm_up_head_lora(
         seen.add(choice)
         slots = torch.full((num_tokens,), -1, dtype=torch.int32, device=device)
         segments = make_lora_segments(slots, num_slots, workspace)
-        for down, size, width, rows in directions:
-            x = torch.zeros((num_tokens, heads.num_heads, size), dtype=dtype, device=device)
-            out = torch.zeros((num_tokens, heads.num_heads, width), dtype=dtype, device=device)
-            head_lora(out, x, segments, tables, site, rows, down=down)
+        plain = heads.rows(num_tokens, tables.arena)[0][..., : heads.plain_dim]
+        sizes = (width, latent_dim, heads.value_dim)
+        absorbed, sums, out = (tables.arena.new_zeros((num_tokens, heads.num_heads, size)) for size in sizes)
+        head_lora(absorbed[..., :latent_dim], plain, segments, tables, site, key_rows, down=True)
+        head_lora(out, sums, segments, tables, site, value_rows, down=False)
     return len(seen)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import triton
 
 from lorikeet_kernels.attention.latent_attention import latent_attention
 from lorikeet_kernels.attention.latent_inputs import latent_inputs, latent_inputs_reference
@@ -13,6 +14,7 @@ from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables, relative_error
+from lorikeet_kernels.warm_up_latent import LatentHeads, warm_up_head_lora, warm_up_latent_attention
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -155,3 +157,57 @@ def test_absorbed_adapters(heads: int, sizes: tuple[int, int, int], max_rank: in
         same = ((slots < 0) | (slots == 2)).to(GPU)
         assert torch.equal(got[same], before[same])
         assert not out[..., width:].any()
+
+
+@pytest.mark.parametrize(("heads", "sizes"), [(16, (128, 512, 64, 128)), (4, (16, 32, 8, 16))])
+def test_nothing_compiles_after_the_warm_up(heads: int, sizes: tuple[int, int, int, int]) -> None:
+    """Random batches of decodes, chunks and prompts, with adapters."""
+    plain, latent, rope, value = sizes
+    dim, stride, most = plain + rope, plain + value, 600
+    layer = LatentHeads(
+        heads, latent, plain, rope, value,
+        row_width=heads * dim + latent + rope, is_query_beside=True, is_pairwise=True,
+    )  # fmt: skip
+    tables = make_tables([SiteShape(latent, heads * stride)], [[SlotSite(16)]] * 3, dtype=BF16, device="cuda")
+    workspace = LoraWorkspace(GPU)
+    caches = torch.zeros(40, 16, 1, latent + rope, dtype=BF16, device=GPU)
+    warm_up_latent_attention(caches, layer, scale=0.1, max_requests=70, max_tokens=4096)
+    warm_up_head_lora(tables, workspace, layer, site=0, max_tokens=most)
+    compiled: list[str] = []
+    triton.knobs.runtime.jit_post_compile_hook = lambda **given: compiled.append(str(given.get("repr")))
+    table = torch.zeros(4096, 2, rope // 2, device=GPU)
+    weight = torch.zeros(latent, dtype=BF16, device=GPU)
+    try:
+        for shares in (
+            ((9, 1),),
+            ((0, 1),) * 70,
+            ((0, 599),),
+            ((5, 40), (3, 1)),
+            ((2000, 1),) * 3,
+            ((0, 17),),
+        ):
+            problem = make_latent_problem(
+                shares, heads=heads, latent_dim=latent, rope_dim=rope, dtype=BF16, device=GPU
+            )
+            tokens = problem.q.shape[0]
+            query, latents, shared = layer.rows(tokens, caches)
+            absorbed = caches.new_zeros((tokens, heads, latent + rope))
+            places = torch.arange(tokens, device=GPU) % 600
+            latent_inputs(
+                query, latents, shared, absorbed, caches, places, places, table, weight, 1e-6,
+                interleaved=True,
+            )  # fmt: skip
+            slots = (torch.arange(tokens, device=GPU) % 3).to(torch.int32)
+            segments = make_lora_segments(slots, 3, workspace)
+            rows = HeadRows(stride, 0, plain)
+            head_lora(absorbed[..., :latent], query[..., :plain], segments, tables, 0, rows, down=True)
+            sums = absorbed.new_empty((tokens, heads, latent))
+            latent_attention(absorbed, problem.cache, problem.metadata, 0.1, sums, most_fresh=341)
+            out = absorbed.new_empty((tokens, heads, value))
+            head_lora(out, sums, segments, tables, 0, HeadRows(stride, plain, value), down=False)
+            up = absorbed.new_zeros((tokens, heads, stride))
+            prompt_attention(query, up, shared, problem.metadata, 0.1, out, most_fresh=341)
+        torch.cuda.synchronize()
+    finally:
+        triton.knobs.runtime.jit_post_compile_hook = None
+    assert compiled == []
