@@ -45,6 +45,10 @@ def candidates(pairs_per_expert: float) -> Iterator[ExpertTiles]:
         (128, 64, 3, 8, 128), (64, 256, 3, 8, None),
     ):  # fmt: skip
         yield ExpertTiles("prefill", rows, block_n, 128, stages, warps, max_registers=registers)
+    for rows, block_n, stages, warps in (
+        (128, 128, 6, 8), (128, 128, 4, 8), (64, 128, 4, 4), (64, 128, 8, 4), (128, 64, 4, 8),
+    ):  # fmt: skip
+        yield ExpertTiles("pipelined", rows, block_n, 128, stages, warps)
 
 
 def launches(
@@ -116,8 +120,8 @@ def tune(
             mark = " (rule)" if tiles == own else ""
             sys.stdout.write(
                 f"  {model.name} T={num_tokens} {'gate_up' if is_gate_up else 'down':7} {us:8.1f} us  "
-                f"rows {tiles.block_rows} n {tiles.block_n} stages {tiles.stages} warps {tiles.num_warps} "
-                f"registers {tiles.max_registers}{mark}\n"
+                f"{tiles.kernel} rows {tiles.block_rows} n {tiles.block_n} stages {tiles.stages} "
+                f"warps {tiles.num_warps} registers {tiles.max_registers}{mark}\n"
             )
             kept = best.setdefault(tiles.block_rows, {})
             if is_gate_up not in kept or us < kept[is_gate_up][0]:

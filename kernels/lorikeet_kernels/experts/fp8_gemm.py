@@ -14,6 +14,8 @@ activation, y rounds once more: the bits are those of `expert_linear`, `gated_ac
 but for the order of additions. With an activation `delta` is added to v between, and the sum rounded. A
 pair's result depends on no other pair. The reference is `expert_linear_reference` over an Fp8Weight.
 
+Tiles for "pipelined" take another kernel, `fp8_pipelined`, on a GPU and for whole blocks only.
+
 Floors: the touched experts' bytes at 4.3 TB/s, or 1,580 TFLOP/s; see docs/performance.md for predictions.
 """
 
@@ -32,6 +34,7 @@ from lorikeet_kernels.dense.gated_activation import GatedActivation
 from lorikeet_kernels.dense.quantize_rows import GROUP, QuantizedRows
 from lorikeet_kernels.dense.row_order import RowOrder
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
+from lorikeet_kernels.experts.fp8_pipelined import _fp8_pipelined_kernel  # pyright: ignore[reportPrivateUsage]
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 
 _PAIRINGS = {None: 0, "interleaved": 1, "concatenated": 2}
@@ -188,6 +191,10 @@ def fp8_gemm(
         options["launch_pdl"] = True
     if tiles.max_registers is not None:
         options["maxnreg"] = tiles.max_registers
+    if tiles.kernel == "pipelined":
+        return _launch_pipelined(
+            x, weight, blocks, out, tiles, bias, topk_weights, activation, row_order, delta, options
+        )
     values, unused = x.values, x.scales
     pairing = _PAIRINGS[row_order if activation else None]
     _fp8_gemm_kernel[(triton.cdiv(out_features, tiles.block_n), blocks.capacity, tiles.splits)](
@@ -204,6 +211,39 @@ def fp8_gemm(
         GROUP=GROUP, SPLITS=tiles.splits, BLOCK_M=max(16, tiles.block_rows), BLOCK_N=tiles.block_n,
         BLOCK_K=tiles.step, STAGES=tiles.stages, HALVES=tiles.block_rows >= 128, PDL=on_gpu,
         **options,
+    )  # fmt: skip
+    return out
+
+
+def _launch_pipelined(
+    x: QuantizedRows,
+    weight: Fp8Weight,
+    blocks: ExpertBlocks,
+    out: torch.Tensor,
+    tiles: ExpertTiles,
+    bias: torch.Tensor | None,
+    topk_weights: torch.Tensor | None,
+    activation: GatedActivation | None,
+    row_order: RowOrder | None,
+    delta: torch.Tensor | None,
+    options: dict[str, int | bool],
+) -> torch.Tensor:
+    constants = activation or GatedActivation()
+    limit, values, unused = constants.limit, x.values, x.scales
+    pairing = _PAIRINGS[row_order if activation else None]
+    out_features = weight.shape[1]
+    scales = _scales(weight, tiles.block_n, is_paired=pairing == 2)
+    if scales == BY_ROW.value or weight.shape[2] % GROUP or tiles.splits > 1 or tiles.stages < 3:
+        raise ValueError(f"fp8_gemm: {tiles} take whole blocks of {GROUP}, not {tuple(weight.shape)}")
+    _fp8_pipelined_kernel[(triton.cdiv(out_features, tiles.block_n), blocks.capacity)](
+        out, values, x.scales, weight.values, weight.scales, unused if bias is None else bias,
+        unused if topk_weights is None else topk_weights, unused if delta is None else delta, blocks.order,
+        blocks.blocks, constants.alpha, 0.0 if limit is None else limit, constants.up_offset,
+        IN=weight.shape[2], OUT=out_features, X_DIV=blocks.top_k if values.dim() == 2 else 1, PAIRING=pairing,
+        ACTIVATE=activation is not None, HAS_LIMIT=limit is not None, HAS_BIAS=bias is not None,
+        HAS_ROUTED=topk_weights is not None, HAS_DELTA=delta is not None, SCALES=scales,
+        SCALE_ROWS=weight.scales.shape[1] if scales else 0, BLOCK_M=tiles.block_rows, BLOCK_N=tiles.block_n,
+        STAGES=tiles.stages, WARPS=tiles.num_warps, PDL=True, **options,
     )  # fmt: skip
     return out
 

@@ -23,10 +23,10 @@ class ExpertTiles:
     A program takes `block_rows` pairs and `block_n` of the matrix's rows; `step` chunks (mxfp4, 64 columns
     each) or columns (bf16, fp8) at once, `stages` of them in flight. `splits` > 1 splits the columns, whose
     parts the top-k sum adds up. `kernel` "decode" is for few pairs (mxfp4: in the MMA's columns of 8),
-    "prefill" for many.
+    "prefill" for many; "pipelined" is fp8's for many and whole blocks.
     """
 
-    kernel: Literal["decode", "prefill"]
+    kernel: Literal["decode", "prefill", "pipelined"]
     block_rows: int
     block_n: int
     step: int

@@ -52,6 +52,11 @@ TILES = (
     ExpertTiles("prefill", 128, 128, 128, 3, 8),
     ExpertTiles("prefill", 64, 64, 128, 4, 4, max_registers=168),
 )
+PIPELINED = (
+    ExpertTiles("pipelined", 128, 128, 128, 6, 8),
+    ExpertTiles("pipelined", 64, 128, 128, 4, 4),
+    ExpertTiles("pipelined", 64, 64, 128, 3, 4),
+)
 # experts, hidden, inner, top_k: whole blocks, ragged ones, ragged steps
 SHAPES = ((4, 256, 128, 2), (5, 384, 192, 2), (3, 208, 80, 1))
 TOKENS = (1, 13, 300)
@@ -130,6 +135,7 @@ def test_gate_up(
         (experts, 2 * inner, hidden), kind, (inner, inner), is_interleaved=row_order == "interleaved"
     )
     bias = torch.randn(experts, 2 * inner, device=GPU).to(BF16)
+    plain_rows = row_order == "concatenated"
     for num_tokens in TOKENS:
         for popularity in ("uniform", "identical"):
             ids = route(num_tokens, experts, top_k, popularity)
@@ -138,7 +144,8 @@ def test_gate_up(
             stored = rows.to(BF16)
             delta = torch.randn(stored.shape, device=GPU).to(BF16)
             quantized = quantize_rows(x, weight.activations)
-            for tiles in TILES:
+            is_whole = hidden % 128 == 0 and (kind == "channel" or (inner % 128 == 0 and plain_rows))
+            for tiles in (*TILES, *PIPELINED) if is_whole else TILES:
                 blocks = expert_blocks(ids, experts, tiles.block_rows)
                 plain = torch.full_like(stored, float("nan"))
                 fp8_gemm(quantized, weight, blocks, plain, tiles, bias=bias)
@@ -165,11 +172,13 @@ def test_down(experts: int, hidden: int, inner: int, top_k: int, kind: WeightSca
         act = torch.randn(num_tokens, top_k, inner, device=GPU).to(BF16)
         pairs = products(act, weight, ids) * routed.double().unsqueeze(-1)
         quantized = quantize_rows(act, weight.activations)
-        for tiles in TILES:
+        for tiles in (*TILES, *PIPELINED) if inner % 128 == 0 else TILES:
             blocks = expert_blocks(ids, experts, tiles.block_rows)
             out = act.new_full(pairs.shape, float("nan"))
             fp8_gemm(quantized, weight, blocks, out, tiles, topk_weights=routed)
             assert relative_error(out, pairs) < TOLERANCE
+            if tiles.kernel == "pipelined":
+                continue
             parts = torch.full((2, *pairs.shape), float("nan"), device=GPU)
             fp8_gemm(quantized, weight, blocks, parts, replace(tiles, splits=2))
             total = act.new_full((num_tokens, hidden), float("nan"))
