@@ -24,6 +24,7 @@ from lorikeet_kernels.warm_up_base import (
     warm_up_experts,
     warm_up_few_rows,
     warm_up_fp8_linear,
+    warm_up_router,
     warm_up_sampling,
 )
 from lorikeet_kernels.warm_up_latent import LatentHeads, warm_up_head_lora, warm_up_latent_attention
@@ -108,7 +109,7 @@ def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int, 
 
 
 def warm_up_moes(forward: ForwardPass, *, max_tokens: int, max_requests: int) -> int:
-    """Experts, with adapters and without, and their LoRA ops; returns how many batches it took."""
+    """Routers, experts with adapters and without, their LoRA ops; returns how many batches it took."""
     seen: set[object] = set()
     count = 0
     for layer in forward.model.layers:
@@ -120,6 +121,14 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int, max_requests: int) ->
         assert not isinstance(up.weight, Mxfp4Weight)
         assert not isinstance(down.weight, Mxfp4Weight)
         num_experts, num_rows, hidden = up.weight.shape
+        router = moe.router
+        made = (num_experts, hidden, router.bias is None)
+        if isinstance(router.weight, torch.Tensor) and not router.batch_invariant and made not in seen:
+            seen.add(made)
+            dtype = forward.tables.arena.dtype
+            count += warm_up_router(
+                router.weight, router.bias, moe.routing, dtype=dtype, max_tokens=max_tokens
+            )
         top_k = _top_k(moe, num_experts, forward)
         biases = (up.bias is None, down.bias is None)
         kinds = (experts_kind(up.weight), experts_kind(down.weight))

@@ -52,10 +52,21 @@ class Linear:
         side = lora.side
         if not lora.is_active or side is None or not side.rows.takes(side.rows.dense, x.shape[0]):
             return Projected(self(x, lora))
-        shape = (x.shape[0], sum(self.sites.out_features))
-        delta = torch.empty(shape, dtype=torch.float32, device=x.device)
+        delta = self._empty_delta(x)
         y = side.beside(lambda: self._base(x), lambda: self._adapt(delta, x, lora, accumulate=False))
         return Projected(y, delta)
+
+    def delta(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor | None:
+        """What the adapters add to a projection that another op makes, float32; None where no row has one."""
+        if not lora.is_active:
+            return None
+        delta = self._empty_delta(x)
+        self._adapt(delta, x, lora, accumulate=False)
+        return delta
+
+    def _empty_delta(self, x: torch.Tensor) -> torch.Tensor:
+        shape = (x.shape[0], sum(self.sites.out_features))
+        return torch.empty(shape, dtype=torch.float32, device=x.device)
 
     def _base(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(self.weight, Fp8Weight):

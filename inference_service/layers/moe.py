@@ -16,6 +16,7 @@ from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, 
 from lorikeet_kernels.experts.moe_sum import moe_sum
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight
+from lorikeet_kernels.experts.router_logits import LogitParts, router_in_parts
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 
@@ -25,7 +26,7 @@ class Routing(Protocol):
 
     def __call__(
         self,
-        logits: torch.Tensor,
+        logits: torch.Tensor | LogitParts,
         *,
         delta: torch.Tensor | None = None,
         source_rows: torch.Tensor | None = None,
@@ -159,11 +160,23 @@ class Moe:
         self, x: torch.Tensor, lora: LoraBatch, source_rows: torch.Tensor | None = None
     ) -> Projected:
         """[T, H] to [T, H]; where `source_rows` [T] are given, row t is routed as that row is."""
-        logits = self.router.beside(x, lora)
-        topk_weights, topk_ids = self.routing(logits.y, delta=logits.delta, source_rows=source_rows)
+        logits, delta = self._logits(x, lora)
+        topk_weights, topk_ids = self.routing(logits, delta=delta, source_rows=source_rows)
         routed = x
         if self.scales_input:
             routed = (x * topk_weights).to(x.dtype)
             topk_weights = torch.ones_like(topk_weights)
         y = self.experts(routed, topk_weights, topk_ids, lora)
         return Projected(y if self.shared is None else y + self.shared(x, lora))
+
+    def _logits(
+        self, x: torch.Tensor, lora: LoraBatch
+    ) -> tuple[torch.Tensor | LogitParts, torch.Tensor | None]:
+        """The router's logits and what its adapters add, where that is still apart."""
+        weight = self.router.weight
+        if isinstance(weight, torch.Tensor) and not self.router.batch_invariant:
+            parts = router_in_parts(x, weight, self.router.bias)
+            if parts is not None:
+                return parts, self.router.delta(x, lora)
+        projected = self.router.beside(x, lora)
+        return projected.y, projected.delta

@@ -23,6 +23,7 @@ from lorikeet_kernels.benchmarking.expert_projections import WEIGHT_BYTES, exper
 from lorikeet_kernels.benchmarking.few_rows_points import SIZES, few_rows_point, with_rows
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
 from lorikeet_kernels.benchmarking.latent_points import around_points, attention_points, prompt_points
+from lorikeet_kernels.benchmarking.router_ways import router_ways
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.gated_activation import SILU, GatedActivation
 from lorikeet_kernels.dense.rms_norm import rms_norm
@@ -239,10 +240,27 @@ def bench_few_rows() -> Iterator[Row]:
                 yield Row(f"linear {name} T={num_rows} {way}", round(us, 2), "us", round(floor, 2))
 
 
+def bench_router() -> Iterator[Row]:
+    """Norm, router and routing, as in a step, with logits by cuBLAS or in parts; and the norm alone."""
+    for model in (m for m in MODELS if m.name in ("gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v3-tp8")):
+        shape = (model.num_experts, model.hidden)
+        weights = [torch.randn(shape, device="cuda").to(BF16) for _ in range(24)]
+        bias, scale = (
+            torch.randn(shape[0], device="cuda").to(BF16),
+            torch.ones(shape[1], device="cuda").to(BF16),
+        )
+        for num_rows in (1, 16, 32, 64):
+            x = torch.randn(num_rows, shape[1], device="cuda").to(BF16)
+            ways = router_ways(x, weights, bias, scale, model.top_k)
+            for way, us in time_interleaved(ways).items():
+                floor = 2.0 * shape[0] * shape[1] / FLOOR_BYTES_PER_S * 1e6
+                yield Row(f"router {model.name} T={num_rows} {way}", round(us, 2), "us", round(floor, 2))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line a figure; exit status 2 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.bench_base", description=__doc__)
-    parser.add_argument("--only", default="mxfp4,bf16,attention,mla,sampling,small,few-rows")
+    parser.add_argument("--only", default="mxfp4,bf16,attention,mla,sampling,small,few-rows,router")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -273,6 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sampling": bench_sampling,
         "small": bench_small,
         "few-rows": bench_few_rows,
+        "router": bench_router,
     }
     rows: list[Row] = []
     sys.stdout.write(f"{device_name(torch.empty(0, device='cuda'))}\n")

@@ -4,6 +4,7 @@ Tiles change with the number of tokens, requests or keys; everything else about 
 one launch for each distinct choice covers all batches up to the given bounds.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -18,6 +19,7 @@ from lorikeet_kernels.dense.gated_activation import GatedActivation
 from lorikeet_kernels.dense.linear import linear
 from lorikeet_kernels.experts.expert_blocks import cut_kind
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_kind, moe_experts
+from lorikeet_kernels.experts.router_logits import BLOCK_ROWS, router_in_parts
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.sampling.penalties import Penalties, penalize
 from lorikeet_kernels.sampling.sample_rows import FEW_ROWS, sample_rows
@@ -87,6 +89,30 @@ def warm_up_few_rows(
         if select_few_rows(num_tokens, out_features, in_features, name) is not None:
             linear(torch.zeros((num_tokens, in_features), dtype=dtype, device=weight.device), weight, bias)
             count += 1
+    return count
+
+
+def warm_up_router(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    routing: Callable[..., object],
+    *,
+    dtype: torch.dtype,
+    max_tokens: int,
+) -> int:
+    """As `warm_up_experts`, for a router whose logits come in parts, and the routing of these."""
+    num_experts, hidden = weight.shape
+    count = 0
+    for num_tokens in (1, BLOCK_ROWS + 1):
+        x = torch.zeros((num_tokens, hidden), dtype=dtype, device=weight.device)
+        parts = router_in_parts(x, weight, bias) if num_tokens <= max_tokens else None
+        if parts is None:
+            continue
+        count += 1
+        delta = torch.zeros((num_tokens, num_experts), dtype=torch.float32, device=weight.device)
+        rows = torch.zeros(num_tokens, dtype=torch.int64, device=weight.device)
+        for added, source_rows in product((None, delta), (None, rows)):
+            routing(parts, delta=added, source_rows=source_rows)
     return count
 
 

@@ -4,7 +4,8 @@ All maths in float32, whatever the logits' dtype. Equal scores choose the lower 
 so that a tie never makes two runs differ. Weights [T, K] float32, ids [T, K] int32, best first.
 
 With `delta` [T, E] float32, what adapters add, the logits are those sums, rounded to the logits' dtype. With
-`source_rows` [T] int64 token t is routed by the logits of row source_rows[t].
+`source_rows` [T] int64 token t is routed by the logits of row source_rows[t]. Logits may be parts, which are
+added up first.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -15,6 +16,10 @@ With `delta` [T, E] float32, what adapters add, the logits are those sums, round
 import torch
 import triton
 import triton.language as tl
+
+from lorikeet_kernels.experts.router_logits import LogitParts
+
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def route_softmax_reference(
@@ -110,27 +115,56 @@ def _allowed_experts(biased, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexp
 
 
 def _final_logits(
-    logits: torch.Tensor, delta: torch.Tensor | None, source_rows: torch.Tensor | None
+    logits: torch.Tensor | LogitParts, delta: torch.Tensor | None, source_rows: torch.Tensor | None
 ) -> torch.Tensor:
+    if isinstance(logits, LogitParts):
+        logits = logits.whole()
     if delta is not None:
         logits = (logits.float() + delta).to(logits.dtype)
     return logits if source_rows is None else logits.index_select(0, source_rows)
 
 
 @triton.jit
+def _sum_parts(
+    parts_ptr, bias, row, num_rows, lane,
+    NUM_EXPERTS: tl.constexpr, SPLITS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """A row of logits from its parts, in order, rounded once; minus infinity beyond the experts."""
+    inside = lane < NUM_EXPERTS
+    total = tl.zeros(lane.shape, tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = parts_ptr + (split * num_rows + row) * NUM_EXPERTS + lane
+        total += tl.load(at, mask=inside, other=0.0)
+    return tl.where(inside, (total + bias).to(DTYPE), float("-inf"))
+
+
+# where a bias lies decides nothing: a model's biases lie anywhere
+@triton.jit(
+    do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows_ptr", "bias_ptr", "router_bias_ptr"]
+)
 def _route_kernel(
-    logits_ptr, delta_ptr, rows_ptr, bias_ptr, weights_ptr, ids_ptr, scale,
+    logits_ptr, delta_ptr, rows_ptr, bias_ptr, router_bias_ptr, weights_ptr, ids_ptr, num_rows, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TOP_K_P2: tl.constexpr, BLOCK: tl.constexpr,
     SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexpr,
-    RENORMALIZE: tl.constexpr, HAS_DELTA: tl.constexpr, HAS_ROWS: tl.constexpr,
+    RENORMALIZE: tl.constexpr, HAS_DELTA: tl.constexpr, HAS_ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_ROUTER_BIAS: tl.constexpr, DTYPE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     inside = lane < NUM_EXPERTS
+    router_bias = tl.zeros([BLOCK], tl.float32)
+    if HAS_ROUTER_BIAS:
+        router_bias += tl.load(router_bias_ptr + lane, mask=inside, other=0.0).to(tl.float32)
     row = token
     if HAS_ROWS:
         row = tl.load(rows_ptr + token)
-    logits = tl.load(logits_ptr + row * NUM_EXPERTS + lane, mask=inside, other=float("-inf"))
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if SPLITS > 0:
+        logits = _sum_parts(logits_ptr, router_bias, row, num_rows, lane, NUM_EXPERTS, SPLITS, DTYPE)
+    else:
+        logits = tl.load(logits_ptr + row * NUM_EXPERTS + lane, mask=inside, other=float("-inf"))
     if HAS_DELTA:
         delta = tl.load(delta_ptr + row * NUM_EXPERTS + lane, mask=inside, other=0.0)
         logits = (logits.to(tl.float32) + delta).to(logits.dtype)
@@ -162,7 +196,7 @@ def _route_kernel(
 
 
 def route_rows(
-    logits: torch.Tensor,
+    logits: torch.Tensor | LogitParts,
     delta: torch.Tensor | None,
     source_rows: torch.Tensor | None,
     correction_bias: torch.Tensor | None,
@@ -174,32 +208,43 @@ def route_rows(
     renormalize: bool = False,
     scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch; every rule on a GPU, and what the interpreter tests."""
-    num_tokens, num_experts = logits.shape
+    """Launch; every rule on a GPU, and what the interpreter tests.
+
+    Biases and `source_rows` are read while the launch before still runs: they must be older than it. A delta
+    may come from another stream, after whose join a launch waits for what is before it in any case.
+    """
+    router_bias = splits = None
+    dtype = logits.dtype
+    if isinstance(logits, LogitParts):
+        router_bias, splits, logits = logits.bias, logits.parts.shape[0], logits.parts
+    num_tokens, num_experts = logits.shape[-2:]
     weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
     block = triton.next_power_of_2(num_experts)
     if num_groups > 1 and (block != num_experts or triton.next_power_of_2(num_groups) != num_groups):
         raise ValueError(f"{num_experts} experts in {num_groups} groups: grouped routing takes powers of two")
-    if delta is not None and (delta.shape != logits.shape or delta.dtype != torch.float32):
+    if delta is not None and (delta.shape != logits.shape[-2:] or delta.dtype != torch.float32):
         raise ValueError(f"router's delta {delta.dtype} {tuple(delta.shape)}: pass float32, shaped as logits")
     if source_rows is not None and source_rows.shape != (num_tokens,):
         raise ValueError(f"{tuple(source_rows.shape)} source rows for {num_tokens} tokens")
+    pdl = logits.device.type == "cuda" and delta is None
     if num_tokens > 0:
         _route_kernel[(num_tokens,)](
             logits.contiguous(), logits if delta is None else delta.contiguous(),
             logits if source_rows is None else source_rows,
-            logits if correction_bias is None else correction_bias, weights, ids, scale,
+            logits if correction_bias is None else correction_bias,
+            logits if router_bias is None else router_bias, weights, ids, num_tokens, scale,
             NUM_EXPERTS=num_experts, TOP_K=top_k, TOP_K_P2=triton.next_power_of_2(top_k), BLOCK=block,
             SIGMOID=sigmoid, HAS_BIAS=correction_bias is not None, NUM_GROUPS=num_groups,
             TOP_K_GROUPS=top_k_groups, RENORMALIZE=renormalize, HAS_DELTA=delta is not None,
-            HAS_ROWS=source_rows is not None, num_warps=1,
+            HAS_ROWS=source_rows is not None, SPLITS=splits or 0, HAS_ROUTER_BIAS=router_bias is not None,
+            DTYPE=_TYPES[dtype], PDL=pdl, num_warps=1, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
     return weights, ids
 
 
 def route_softmax(
-    logits: torch.Tensor,
+    logits: torch.Tensor | LogitParts,
     top_k: int,
     *,
     renormalize: bool,
@@ -214,7 +259,7 @@ def route_softmax(
 
 
 def route_sigmoid_grouped(
-    logits: torch.Tensor,
+    logits: torch.Tensor | LogitParts,
     correction_bias: torch.Tensor,
     top_k: int,
     *,
@@ -251,7 +296,7 @@ def route_sigmoid_grouped(
 
 
 def route_softmax_grouped(
-    logits: torch.Tensor,
+    logits: torch.Tensor | LogitParts,
     top_k: int,
     *,
     num_groups: int,
@@ -270,7 +315,7 @@ def route_softmax_grouped(
 
 
 def route_sigmoid(
-    logits: torch.Tensor,
+    logits: torch.Tensor | LogitParts,
     top_k: int,
     *,
     delta: torch.Tensor | None = None,
