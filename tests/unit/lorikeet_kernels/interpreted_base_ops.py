@@ -183,7 +183,7 @@ def check_attention_inputs() -> None:
             "norms_rotated": number // len(cases) % 2 == 1,
             "delta": torch.randn(heads.shape) if number % 4 > 1 else None,
             "factors": torch.rand(9) + 0.5 if has_factors else None,
-            "scales": KvScales(torch.rand(kv_heads) + 0.001, torch.rand(kv_heads) * 0.004)
+            "scales": KvScales(torch.rand(kv_heads) + 0.1, torch.rand(kv_heads) * 0.002 + 0.001)
             if is_fp8
             else None,
         }
