@@ -73,8 +73,8 @@ def check_heads(model: Decoder) -> None:
 def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int, max_requests: int) -> int:
     """Dense projections in FP8 or of few rows, and all projections' LoRA ops; how many batches it took."""
     side = _decodes(forward).side
-    fewest = None if side is None else side.rows.dense
-    beside_tokens = range(0) if fewest is None else range(fewest, max_requests + 1)
+    dense = range(0) if side is None else side.rows.dense
+    beside_tokens = range(dense.start, min(dense.stop, max_requests + 1))
     seen: set[object] = set()
     count = 0
     for linear, most in (

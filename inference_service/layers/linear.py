@@ -50,7 +50,7 @@ class Linear:
     def beside(self, x: torch.Tensor, lora: LoraBatch) -> Projected:
         """As a call, for a reader that can add: where a batch has a side stream its adapters run there."""
         side = lora.side
-        if not lora.is_active or side is None or not side.rows.takes(side.rows.dense, x.shape[0]):
+        if not lora.is_active or side is None or x.shape[0] not in side.rows.dense:
             return Projected(self(x, lora))
         delta = self._empty_delta(x)
         y = side.beside(lambda: self._base(x), lambda: self._adapt(delta, x, lora, accumulate=False))

@@ -61,7 +61,7 @@ def test_experts(packed: bool, compiled: list[str]) -> None:
     down = projection(hidden, inner, is_gate_up=False)
     sites = [SiteShape(hidden, 2 * inner, experts), SiteShape(inner, hidden, experts)]
     tables = make_tables(sites, [[SlotSite(8), SlotSite(8)]] * 2, dtype=BF16, device="cuda")
-    workspace, side = LoraWorkspace(GPU), SideStream.on(GPU, BesideRows(gate_up=8))
+    workspace, side = LoraWorkspace(GPU), SideStream.on(GPU, BesideRows())
 
     def adapters(num_tokens: int) -> ExpertsLora:
         slots = torch.randint(-1, 2, (num_tokens,), dtype=torch.int32, device=GPU)

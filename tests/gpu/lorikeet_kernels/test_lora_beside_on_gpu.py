@@ -192,7 +192,8 @@ def test_experts_beside(num_tokens: int, row_order: RowOrder, kind: str) -> None
     adapted = (slots >= 0) & (slots < 2)
     assert torch.equal(before[~adapted.to(GPU)], base[~adapted.to(GPU)])
     assert not torch.equal(before[adapted.to(GPU)], base[adapted.to(GPU)])
-    for rows in (BesideRows(gate_up=1, down=None), BesideRows(gate_up=None), BesideRows(gate_up=1)):
+    every, never = range(1, 257), range(0)
+    for rows in (BesideRows(gate_up=every, down=never), BesideRows(gate_up=never), BesideRows(gate_up=every)):
         aside = replace(lora, side=SideStream.on(GPU, rows))
         got = replays(lambda aside=aside: moe_experts(x, weights, ids, gate_up, down, ACTIVATION, lora=aside))
         assert torch.equal(got, before), rows

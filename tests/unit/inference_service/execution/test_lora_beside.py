@@ -84,13 +84,13 @@ def test_a_row_without_an_adapter_keeps_the_sign_of_a_zero() -> None:
 
 
 def test_a_batch_is_large_enough_or_not() -> None:
-    """The fewest rows count themselves; a part without any never runs beside."""
+    """The first of a range is in it; a part with an empty one never runs beside."""
     tables = make_tables([SiteShape(8, 6)], [[SlotSite(4)]], dtype=torch.float32)
     linear = Linear(torch.randn(6, 8), None, LinearSites((0,), (6,), (1,)))
     for rows, expected in (
-        (BesideRows(dense=3), True),
-        (BesideRows(dense=4), False),
-        (BesideRows(None), False),
+        (BesideRows(dense=range(3, 5)), True),
+        (BesideRows(dense=range(4, 9)), False),
+        (BesideRows(range(0)), False),
     ):
         segments = make_lora_segments(torch.zeros(3, dtype=torch.int32), 1)
         lora = LoraBatch(segments, tables, is_active=True, side=SideStream.on(CPU, rows))
@@ -108,7 +108,7 @@ def test_rows_without_a_delta_are_whole() -> None:
 
 
 def test_what_runs_beside_by_default() -> None:
-    """What was measured on a device, nothing on others, all or nothing where it was asked for."""
+    """What was measured on a device, nothing on others; where it was asked for the best that is known."""
     assert runs_beside("NVIDIA H200", None) == FASTER_BESIDE["NVIDIA H200"]
     assert runs_beside("cpu", None) is None
     assert runs_beside("cpu", wanted=True) == BesideRows()
