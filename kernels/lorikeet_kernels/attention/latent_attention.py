@@ -72,9 +72,10 @@ def latent_attention(
     starts, lens, tables = metadata.query_starts, metadata.sequence_lens, metadata.block_tables
     num_rows, heads, _ = q.shape
     longest = tables.shape[1] * cache.shape[1]
-    decode = select_latent_decode(lens.shape[0], heads, longest, q.itemsize)
+    is_mixed = num_rows > lens.shape[0]
+    decode = select_latent_decode(lens.shape[0], heads, longest, q.itemsize, is_mixed=is_mixed)
     latent_decode(q, cache, starts, lens, tables, scale, out, decode)
-    if num_rows > lens.shape[0]:
+    if is_mixed:
         prefill = select_latent_prefill(heads, q.itemsize)
         latent_prefill(q, cache, starts, lens, tables, scale, out, prefill, most_fresh=most_fresh)
     return out

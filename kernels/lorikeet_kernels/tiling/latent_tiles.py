@@ -8,6 +8,8 @@ MAX_ROWS = 64  # (query, head) pairs a program: their sums take 128 registers of
 # Programs that an H200's 132 multiprocessors hold at once: two each of up to 16 rows, one of more.
 PROGRAMS_OF_FEW_ROWS, PROGRAMS_OF_MANY_ROWS = 264, 132
 FEW_ROWS = 16
+# Of a mixed batch, as long as all parts' sums (2 KB a head and part) stay below 32 MB.
+MIXED_SPLITS, MIXED_PARTS = 16, 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,12 @@ class LatentPrefillTiles:
     max_registers: int | None = None
 
 
-def select_latent_decode(num_requests: int, heads: int, max_tokens: int, itemsize: int) -> LatentDecodeTiles:
+def select_latent_decode(
+    num_requests: int, heads: int, max_tokens: int, itemsize: int, *, is_mixed: bool = False
+) -> LatentDecodeTiles:
     """Tiles for `num_requests` of up to `max_tokens` latents each.
+
+    A batch that `is_mixed` has room for requests that are no decodes: what they leave idle few long ones fill.
 
     A row of latents is so wide (1,152 bytes in DeepSeek's models) that two steps of 32 fill half of a
     multiprocessor's shared memory: with up to 16 heads two programs take turns at copying and multiplying.
@@ -44,7 +50,10 @@ def select_latent_decode(num_requests: int, heads: int, max_tokens: int, itemsiz
         rows *= 2
     programs = num_requests * -(-heads // rows)
     room = PROGRAMS_OF_FEW_ROWS if rows == FEW_ROWS else PROGRAMS_OF_MANY_ROWS
-    splits = max(1, min(room // programs, max_tokens // MIN_SPLIT_TOKENS, MAX_SPLITS))
+    splits = room // programs
+    if is_mixed:
+        splits = max(splits, min(MIXED_SPLITS, MIXED_PARTS // (num_requests * heads)))
+    splits = max(1, min(splits, max_tokens // MIN_SPLIT_TOKENS, MAX_SPLITS))
     if itemsize > 2:
         return LatentDecodeTiles(FEW_ROWS, 16, splits, 4, 3)
     return LatentDecodeTiles(rows, 32, splits, 4 if rows == FEW_ROWS else 8, 5)

@@ -1,0 +1,49 @@
+"""Tiles of latent attention: what fits a multiprocessor, and how work is shared out; no GPU."""
+
+import itertools
+
+import pytest
+
+from lorikeet_kernels.tiling.latent_tiles import (
+    MAX_SPLITS,
+    MIN_SPLIT_TOKENS,
+    MIXED_PARTS,
+    LatentDecodeTiles,
+    select_latent_decode,
+    select_latent_prefill,
+)
+
+SHARED_BYTES = 227 * 1024
+WIDTH = 576
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_tiles_fit_and_are_what_products_take(itemsize: int) -> None:
+    """Queries and three steps of latents in shared memory; rows and steps powers of two from 16."""
+    for requests, heads, tokens in itertools.product(
+        (1, 7, 32, 300), (1, 4, 16, 20, 128), (16, 4096, 131072)
+    ):
+        tiles = select_latent_decode(requests, heads, tokens, itemsize)
+        assert tiles.rows in (16, 32, 64)
+        assert tiles.block_n in (16, 32)
+        assert (tiles.rows + 3 * tiles.block_n) * WIDTH * itemsize <= SHARED_BYTES
+        assert 1 <= tiles.splits <= min(MAX_SPLITS, max(1, tokens // MIN_SPLIT_TOKENS))
+    prefill = select_latent_prefill(16, itemsize)
+    assert (prefill.rows + 3 * prefill.block_n) * WIDTH * itemsize <= SHARED_BYTES
+
+
+def test_one_wave_of_programs() -> None:
+    """V2-Lite's 32 requests of 4k take 256 of the 264 places, V3's 128 of 132; one request is split up."""
+    assert select_latent_decode(32, 16, 4096, 2) == LatentDecodeTiles(16, 32, 8, 4, 5)
+    assert select_latent_decode(32, 128, 4096, 2) == LatentDecodeTiles(64, 32, 2, 8, 5)
+    assert select_latent_decode(1, 16, 4096, 2).splits == 32
+    assert select_latent_decode(300, 16, 4096, 2).splits == 1
+
+
+def test_a_mixed_batch_splits_its_few_decodes() -> None:
+    """Room for 256 requests leaves those that decode as many parts as memory allows."""
+    assert select_latent_decode(256, 16, 131072, 2).splits == 1
+    for requests, heads in ((256, 16), (64, 16), (64, 128), (1000, 128)):
+        splits = select_latent_decode(requests, heads, 131072, 2, is_mixed=True).splits
+        assert splits == 1 or splits * requests * heads <= max(MIXED_PARTS, 264 * 64)
+    assert select_latent_decode(64, 16, 131072, 2, is_mixed=True).splits == 16
