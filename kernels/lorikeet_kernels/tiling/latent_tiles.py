@@ -39,7 +39,7 @@ def select_latent_decode(
 ) -> LatentDecodeTiles:
     """Tiles for `num_requests` of up to `max_tokens` latents each.
 
-    A batch that `is_mixed` has room for requests that are no decodes: few long ones fill what those leave idle.
+    A batch that `is_mixed` has room for requests that are no decodes: few long ones fill what they leave.
 
     A row of latents is so wide (1,152 bytes in DeepSeek's models) that two steps of 32 fill half of a
     multiprocessor's shared memory: with up to 16 heads two programs take turns at copying and multiplying.
