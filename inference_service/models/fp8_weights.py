@@ -36,6 +36,7 @@ class Fp8Reader:
         self._source = source
         self._dtype = allocate(0).dtype
         self._names: list[str] = []
+        self._is_fused = False
         experts, num_rows = shape.num_experts or 1, sum(shape.heights)
         self._values = allocate(
             experts, num_rows, shape.in_features, dtype=E4M3 if form.is_stored else self._dtype
@@ -69,10 +70,18 @@ class Fp8Reader:
             self._read_as_stored(self._inputs[expert, index], f"{path}.input_scale", (1,))
 
     def read_fused(self, name: str, *, is_transposed: bool) -> None:
-        """Begin to read all experts' matrices out of the tensor `name`, with a scale for each row."""
+        """Begin to read all experts' matrices out of the tensor `name`, and their scales beside it."""
+        form, self._is_fused = self._form, True
         self._read(self._values, name, transpose=is_transposed)
-        if self._form.is_stored:
-            self._read_as_stored(self._scales, f"{name}_scale", (self._values.shape[0], 1, -1))
+        if not form.is_stored:
+            return
+        scales = f"{name}{form.scale_suffix.removeprefix('weight')}"
+        if form.weights == "block":
+            self._read(self._scales, scales, transpose=is_transposed)
+        elif form.weights == "channel":
+            self._read_as_stored(self._scales, scales, (len(self._values), 1, -1))
+        else:  # one number for each expert's matrix, which all its modules have
+            self._read_as_stored(self._given[:, 0], scales, (-1, 1))
 
     def weight(self) -> Fp8Weight | torch.Tensor:
         """What was read; waits where scales are to be spread over rows, or values to be made."""
@@ -88,6 +97,8 @@ class Fp8Reader:
         if not form.is_stored:
             values, scales = _quantized(values)
         elif form.weights == "tensor":
+            if self._is_fused:
+                self._given[:, 1:] = self._given[:, :1]
             for index in range(len(shape.heights)):
                 scales[:, self._rows(index)] = self._given[:, index : index + 1]
         mapped = None

@@ -95,7 +95,7 @@ class ExpertLinearSpec:
 
     `parameter` is the fused parameter's name in transformers, which LoRA files with stacked tensors use, and
     `parameter_layout` how that parameter stores a matrix. `storage` is how the checkpoint does, in FP8 where
-    `fp8` says how: one by one, or fused if it has the fused tensor, whose scales are "<name>_scale".
+    `fp8` says how: one by one, or fused if it has the fused tensor, whose scales lie in "<name>_scale".
     """
 
     in_features: int

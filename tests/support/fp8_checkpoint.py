@@ -66,7 +66,7 @@ def quantize(weights: dict[str, np.ndarray], form: str, skipped: tuple[str, ...]
         if not is_projection(name) or module.startswith(skipped):
             tensors[name], exact[module] = weight, weight.double()
             continue
-        values, scales, factors = _quantized(weight, form)
+        values, scales, factors = quantized_matrix(weight, form)
         suffix = "weight_scale_inv" if form == "block" else "weight_scale"
         tensors |= {name: values, f"{module}.{suffix}": scales}
         exact[module] = values.double() * factors.double()
@@ -76,7 +76,7 @@ def quantize(weights: dict[str, np.ndarray], form: str, skipped: tuple[str, ...]
     return Fp8Checkpoint(tensors, exact, inputs)
 
 
-def _quantized(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def quantized_matrix(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Values, scales as they are stored, and scales spread over the elements."""
     rows, columns = weight.shape
     if form == "block":
