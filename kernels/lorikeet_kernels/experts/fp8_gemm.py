@@ -243,7 +243,7 @@ def _launch_pipelined(
         ACTIVATE=activation is not None, HAS_LIMIT=limit is not None, HAS_BIAS=bias is not None,
         HAS_ROUTED=topk_weights is not None, HAS_DELTA=delta is not None, SCALES=scales,
         SCALE_ROWS=weight.scales.shape[1] if scales else 0, BLOCK_M=tiles.block_rows, BLOCK_N=tiles.block_n,
-        STAGES=tiles.stages, WARPS=tiles.num_warps, PDL=True, **options,
+        STAGES=tiles.stages, WARPS=tiles.num_warps, HALVES=tiles.block_rows >= 128, PDL=True, **options,
     )  # fmt: skip
     return out
 

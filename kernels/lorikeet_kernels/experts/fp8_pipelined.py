@@ -144,8 +144,9 @@ def _compute(
     STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Up to PAIRS pairs times the program's columns."""
+    ACROSS: gl.constexpr = 16 * WARPS // PAIRS if 16 * WARPS > PAIRS else 1  # warps side by side in a row
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, BLOCK_N, 32]
+        version=[3, 0], warps_per_cta=[WARPS // ACROSS, ACROSS], instr_shape=[16, BLOCK_N // ACROSS, 32]
     )
     COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [WARPS, 1], [1, 0])
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
@@ -221,7 +222,7 @@ def _fp8_pipelined_kernel(
     IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, PAIRING: gl.constexpr, ACTIVATE: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
     SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr, PDL: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr, HALVES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     if PDL:
         wait_for_grid()
@@ -232,8 +233,15 @@ def _fp8_pipelined_kernel(
     expert = gl.load(blocks_ptr + block * 4 + 2).to(gl.int64)
     if count == 0:
         return
-    _compute(
-        out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first,
-        count, expert, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS,
-        HAS_ROUTED, HAS_DELTA, SCALES, SCALE_ROWS, BLOCK_M, BLOCK_N, STAGES, WARPS,
-    )  # fmt: skip
+    if HALVES and count <= BLOCK_M // 2:  # an expert's last block: half the work where half suffices
+        _compute(
+            out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr,
+            first, count, expert, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT,
+            HAS_BIAS, HAS_ROUTED, HAS_DELTA, SCALES, SCALE_ROWS, BLOCK_M // 2, BLOCK_N, STAGES, WARPS,
+        )  # fmt: skip
+    else:
+        _compute(
+            out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr,
+            first, count, expert, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT,
+            HAS_BIAS, HAS_ROUTED, HAS_DELTA, SCALES, SCALE_ROWS, BLOCK_M, BLOCK_N, STAGES, WARPS,
+        )  # fmt: skip
