@@ -47,6 +47,8 @@ def _mlp(layer: LayerSpec) -> int:
         return 2 * sum(_rows(linear.sites) for linear in mlp.linears)
     inner, hidden = mlp.experts.down.in_features, mlp.experts.gate_up.in_features
     routed = mlp.routing.top_k * (2 * 2 * inner + inner + 2 * hidden)
+    if mlp.experts.gate_up.fp8 is not None:  # their inputs quantised, a byte an element and the scales
+        routed += mlp.routing.top_k * inner + hidden
     shared = 0 if mlp.shared is None else 2 * sum(_rows(linear.sites) for linear in mlp.shared.linears)
     return routed + shared + 2 * mlp.experts.num_experts
 
