@@ -1,6 +1,7 @@
 """Directories of released models' shapes without their weights, for servers that make random ones.
 
-`model_shapes/*.json` hold the fields of the released config.json files that decide sizes and arithmetic.
+`model_shapes/*.json` hold the fields of the released config.json files that decide sizes and arithmetic;
+a file that names another in "of" holds those alone that differ from it.
 """
 
 import json
@@ -29,7 +30,8 @@ def shape_config(name: str) -> dict[str, Any]:
     """
     if name not in shape_names():
         raise ValueError(f"model shape {name!r} is none of {', '.join(shape_names())}")
-    return json.loads((_SHAPES / f"{name}.json").read_text(encoding="utf-8"))["config"]
+    shape = json.loads((_SHAPES / f"{name}.json").read_text(encoding="utf-8"))
+    return {**(shape_config(shape["of"]) if "of" in shape else {}), **shape["config"]}
 
 
 def write_model_shape(directory: Path, name: str, changes: Mapping[str, object] | None = None) -> Path:

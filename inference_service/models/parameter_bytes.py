@@ -23,11 +23,12 @@ def parameter_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
 def _layer(layer: LayerSpec, itemsize: int) -> int:
     experts = 0
     if (of := layer.experts) is not None:
-        experts = of.num_experts * sum(_expert(linear, itemsize) for linear in (of.gate_up, of.down))
-    return experts + sum(_linear(linear, itemsize) for linear in layer.linears)
+        experts = of.num_experts * sum(expert_bytes(linear, itemsize) for linear in (of.gate_up, of.down))
+    return experts + sum(linear_bytes(linear, itemsize) for linear in layer.linears)
 
 
-def _linear(spec: LinearSpec, itemsize: int) -> int:
+def linear_bytes(spec: LinearSpec, itemsize: int) -> int:
+    """Of a dense projection, its scales and bias included."""
     heights = [module.out_features for site in spec.sites for module in site.modules]
     bias = sum(heights) * itemsize if spec.has_bias else 0
     if spec.fp8 is not None and not spec.fp8.is_dequantized:
@@ -41,7 +42,8 @@ def _fp8_matrix(form: Fp8Format, heights: Sequence[int], in_features: int) -> in
     return sum(heights) * in_features + 4 * (blocks if form.weights == "block" else sum(heights))
 
 
-def _expert(spec: ExpertLinearSpec, itemsize: int) -> int:
+def expert_bytes(spec: ExpertLinearSpec, itemsize: int) -> int:
+    """Of one expert's projection, its scales and bias included."""
     rows = spec.site.out_features
     bias = 0 if spec.bias is None else rows * itemsize
     if spec.fp8 is not None:

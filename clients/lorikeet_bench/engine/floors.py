@@ -12,13 +12,11 @@ import torch
 from inference_service.models import AnyAttentionSpec, describe_model
 from inference_service.models.attention_spec import AttentionSpec
 from inference_service.models.linear_spec import LinearSpec
-from inference_service.models.spec import ExpertLinearSpec, LayerSpec, ModelSpec, MoeSpec, Mxfp4Weights
+from inference_service.models.parameter_bytes import expert_bytes, linear_bytes
+from inference_service.models.spec import ExpertLinearSpec, LayerSpec, ModelSpec, MoeSpec
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.load.routing import expected_distinct
-from lorikeet_bench.load.step_floor import FLOPS, DecodeStepBytes
-
-# A block of 32 MXFP4 elements: 16 bytes, and one of scale.
-_PACKED_BYTES = 17 / 32
+from lorikeet_bench.load.step_floor import FLOPS, FP8_FLOPS, DecodeStepBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class FloorModel:
         layers = self.spec.layers
         active = min(rows, num_adapters)
         return DecodeStepBytes(
-            dense=sum(size * _elements(linear) for layer in layers for linear in layer.linears),
+            dense=sum(linear_bytes(linear, size) for layer in layers for linear in layer.linears),
             experts=sum(self._experts(layer, rows) for layer in layers),
             lm_head=size * self.spec.vocab_size * self.spec.hidden_size,
             adapters=active * sum(self._adapter(layer, rows / active) for layer in layers) if active else 0.0,
@@ -49,19 +47,21 @@ class FloorModel:
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds that the multiplications of one prompt take, adapters and the head left out."""
-        flops = 0.0
+        seconds = 0.0
         for layer in self.spec.layers:
-            elements = sum(_elements(linear) for linear in layer.linears)
+            for linear in layer.linears:
+                rows = sum(site.out_features for site in linear.sites)
+                seconds += 2.0 * tokens * linear.in_features * rows / _flops(linear)
             if isinstance(layer.mlp, MoeSpec):
                 of = layer.mlp.experts
                 for linear in (of.gate_up, of.down):
-                    elements += layer.mlp.routing.top_k * linear.in_features * linear.site.out_features
-            flops += 2.0 * tokens * elements
+                    elements = layer.mlp.routing.top_k * linear.in_features * linear.site.out_features
+                    seconds += 2.0 * tokens * elements / _flops(linear)
             if isinstance(layer.attention, AttentionSpec):
-                seen = min(tokens, layer.attention.window or tokens)
+                seen = min(tokens, layer.attention.window or tokens, layer.attention.chunk or tokens)
                 pairs = tokens * seen - seen * seen / 2
-                flops += 4.0 * pairs * layer.attention.num_heads * layer.attention.head_dim
-        return flops / FLOPS
+                seconds += 4.0 * pairs * layer.attention.num_heads * layer.attention.head_dim / FLOPS
+        return seconds
 
     def closed_loop_tokens_per_s(
         self, concurrency: int, num_adapters: int, input_tokens: int, output_tokens: int
@@ -79,7 +79,7 @@ class FloorModel:
         if not isinstance(layer.mlp, MoeSpec):
             return 0.0
         of = layer.mlp.experts
-        each = sum(_expert_bytes(linear, self.dtype.itemsize) for linear in (of.gate_up, of.down))
+        each = sum(expert_bytes(linear, self.dtype.itemsize) for linear in (of.gate_up, of.down))
         return each * expected_distinct(of.num_experts, layer.mlp.routing.top_k, rows)
 
     def _adapter(self, layer: LayerSpec, rows: float) -> float:
@@ -101,15 +101,10 @@ class FloorModel:
         """One row's keys and values in a layer."""
         seen = context_tokens
         if isinstance(attention, AttentionSpec):
-            seen = min(seen, attention.window or seen)
+            seen = min(seen, attention.window or seen, attention.chunk or seen)
         return seen * attention.cached_elements * self.dtype.itemsize
 
 
-def _elements(linear: LinearSpec) -> int:
-    return linear.in_features * sum(site.out_features for site in linear.sites)
-
-
-def _expert_bytes(linear: ExpertLinearSpec, itemsize: int) -> float:
-    """Of one expert."""
-    size = _PACKED_BYTES if isinstance(linear.storage, Mxfp4Weights) else itemsize
-    return size * linear.in_features * linear.site.out_features
+def _flops(linear: LinearSpec | ExpertLinearSpec) -> float:
+    """Of the dtype that its multiplications are in."""
+    return FLOPS if linear.fp8 is None else FP8_FLOPS

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-# One H200: copy bandwidth as measured with the kernels, and what dense bf16 multiplications reach at best.
+# One H200: copy bandwidth as measured with the kernels, and what dense multiplications reach at best.
 BYTES_PER_S = 4.3e12
 FLOPS = 790e12
+FP8_FLOPS = 1580e12
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,19 @@ from inference_service.models import describe_model, parameter_bytes
 from inference_service.text.tokenizer import Tokenizer
 from lorikeet_bench.model_shape import shape_config, shape_names, word_tokenizer, write_model_shape
 
-# GiB in bfloat16 (gpt-oss: experts in MXFP4), from published parameter counts and files.
+# GiB in bfloat16 (gpt-oss: experts in MXFP4; fp8: what its config quantises), from published parameter counts
+# and files.
 PUBLISHED_GIB = {
     "deepseek-v2-lite": 29.3,
     "gpt-oss-120b": 60.8,
     "gpt-oss-20b": 12.8,
     "llama-3.3-70b": 131.4,
+    "llama-3.3-70b-fp8": 67.7,
     "llama-4-scout": 200.7,
+    "llama-4-scout-fp8": 105.2,
     "mixtral-8x7b": 87.0,
     "qwen3-30b-a3b": 56.9,
+    "qwen3-30b-a3b-fp8": 29.0,
     "qwen3-32b": 61.0,
 }
 

@@ -1,0 +1,14 @@
+#!/bin/sh
+# One model of each family on one H200, random weights: Qwen3-30B-A3B (bf16, FP8), DeepSeek-V2-Lite, Llama-4-Scout (FP8), Qwen3-32B, Llama-3.3-70B (FP8);
+# 512 input and 192 output tokens, concurrency 1 and 32, 0 and 8 adapters of rank 16. Writes benchmarks/results/families_h200.json.
+#
+#   benchmarks/families.sh                      everything, about 8 GPU minutes
+#   benchmarks/families.sh --only qwen3-32b     some models; rows are made of all that were run so far
+#   benchmarks/families.sh --tiny               toys of the same form, to try the script on a CPU
+set -eu
+cd "$(dirname "$0")/.."
+python="${PYTHON:-.venv/bin/python}"
+[ -x "$python" ] || python=python3
+# A tree that is not installed works too.
+export PYTHONPATH="$PWD:$PWD/kernels:$PWD/protos:$PWD/clients${PYTHONPATH:+:$PYTHONPATH}"
+exec "$python" -m benchmarks.families "$@"
