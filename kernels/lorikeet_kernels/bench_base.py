@@ -223,7 +223,7 @@ def bench_few_rows() -> Iterator[Row]:
     """Dense projections of few rows: the own kernel and cuBLAS, taking turns."""
     for name in SIZES:
         point = few_rows_point(name, 1)
-        for num_rows in (1, 2, 4, 8, 32):
+        for num_rows in (1, 2, 4, 8, 16, 32):
             point = with_rows(point, num_rows)
             ways = {"cuBLAS": point.cublas()}
             if num_rows <= MAX_FEW_ROWS:

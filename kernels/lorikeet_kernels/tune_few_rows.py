@@ -19,22 +19,41 @@ from lorikeet_kernels.benchmarking.few_rows_points import SIZES, FewRowsPoint, f
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
 from lorikeet_kernels.launch.compile_ahead import compile_ahead
 from lorikeet_kernels.launch.device_name import device_name
-from lorikeet_kernels.tiling.few_rows_tiles import FewRowsShape, FewRowsTiles, num_chunks, rule
+from lorikeet_kernels.tiling.few_rows_tiles import (
+    MAX_LANE_ROWS,
+    PRODUCT_COLUMNS,
+    FewRowsShape,
+    FewRowsTiles,
+    num_chunks,
+    rule,
+)
 
 FLOOR_BYTES_PER_US = 4.3e6
 CUBLAS = "cuBLAS"
+REGISTERS = 65536  # of a multiprocessor
+REGISTERS_BESIDE = (
+    68  # a lane's, beside the weight's: what ptxas takes for the products, and the least that it can
+)
+MIN_REGISTERS_BESIDE = 30
 
 
 def candidates(shape: FewRowsShape) -> list[FewRowsTiles]:
-    """The rule's tiles first; then others with 4 to 20 loads a lane, and few sums."""
+    """The rule's tiles first; then others with 4 to 20 loads a lane and few sums, and the tensor cores'."""
     tiles = [rule(shape)]
     for num_warps in (2, 4, 8):
         for rows in (1, 2, 4, 8):
             loads = rows * num_chunks(shape.in_features, num_warps)
-            if 4 <= loads <= 20 and rows * shape.num_rows <= 32:
+            if 4 <= loads <= 20 and rows * shape.num_rows <= 8 and shape.num_rows <= MAX_LANE_ROWS:
                 tiles.append(FewRowsTiles(rows, num_warps))
-                if shape.num_rows >= 4 and num_warps == 4:
-                    tiles.append(FewRowsTiles(rows, num_warps, 128))
+    for rows, num_warps in ((8, 4), (8, 8), (16, 8), (8, 16)) if shape.num_rows > 1 else ():
+        loads = rows // 8 * 2 * -(-shape.in_features // (PRODUCT_COLUMNS * num_warps))
+        if 6 <= loads <= 32:
+            tiles.append(FewRowsTiles(rows, num_warps, products=True))
+            # a program more than its registers would leave room for, where that needs no spills
+            programs = REGISTERS // (32 * num_warps * (REGISTERS_BESIDE + 4 * loads)) + 1
+            cap = REGISTERS // (32 * num_warps * programs) // 8 * 8
+            if cap >= 4 * loads + MIN_REGISTERS_BESIDE:
+                tiles.append(FewRowsTiles(rows, num_warps, cap, products=True))
     return list(dict.fromkeys(tiles))
 
 
@@ -62,7 +81,7 @@ def tune(point: FewRowsPoint, launches: Mapping[str, Sequence[Callable[[], None]
 
 def _text(tiles: FewRowsTiles) -> str:
     cap = "" if tiles.max_registers is None else f"/{tiles.max_registers}"
-    return f"{tiles.rows}x{tiles.num_warps}w{cap}"
+    return f"{tiles.rows}x{tiles.num_warps}w{cap}{'p' if tiles.products else ''}"
 
 
 def _points(names: Sequence[str], rows: Sequence[int]) -> Iterator[FewRowsPoint]:
@@ -94,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 2 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.tune_few_rows", description=__doc__)
     parser.add_argument("--sizes", default=",".join(SIZES))
-    parser.add_argument("--rows", default="1,2,4")
+    parser.add_argument("--rows", default="1,2,4,8,16")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--only-compile", action="store_true", help="into Triton's cache, for a later run")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Dense projection of 1 to 8 rows on a GPU, where reading the weight is all that takes time.
+"""Dense projection of up to 16 rows on a GPU, where reading the weight is all that takes time.
 
     y = x W^T + bias
 
@@ -12,8 +12,8 @@ one still runs, which is why W and the bias must be older than it. Nothing is sp
 have to add up.
 
 Floor: W's bytes at 4.3 TB/s (gpt-oss-20b: qkv 6.9 us, o 5.5). Predicted: 1.5 us more for one row, the first
-bytes' way and the last programs' sums; with 4 rows 2 us more, with 8 rows 4: a multiprocessor then turns 16
-bits into a float32 and multiplies it 8 times, 9 operations a number, about as fast as it reads it.
+bytes' way and the last programs' sums. With more rows lanes multiply longer, up to MAX_LANE_ROWS; tiles with
+`products` use the tensor cores instead (`few_rows_products`).
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -25,7 +25,14 @@ import torch
 import triton
 import triton.language as tl
 
-from lorikeet_kernels.tiling.few_rows_tiles import MAX_FEW_ROWS, VECTOR_BYTES, FewRowsTiles, num_chunks
+from lorikeet_kernels.dense.few_rows_products import few_rows_products
+from lorikeet_kernels.tiling.few_rows_tiles import (
+    MAX_FEW_ROWS,
+    MAX_LANE_ROWS,
+    VECTOR_BYTES,
+    FewRowsTiles,
+    num_chunks,
+)
 
 LANES = 32
 
@@ -148,6 +155,11 @@ def few_rows_linear(
         raise ValueError(
             "few_rows_linear: x, weight and out must be contiguous, of 16 bits, 16 bytes aligned"
         )
+    if tiles.products:
+        few_rows_products(x, weight, bias, out, tiles)
+        return out
+    if num_rows > MAX_LANE_ROWS:
+        raise ValueError(f"few_rows_linear: {tiles} take {MAX_LANE_ROWS} rows at most, not {num_rows}")
     words = VECTOR_BYTES // 4
     chunk = words * LANES * tiles.num_warps
     pdl = x.device.type == "cuda"

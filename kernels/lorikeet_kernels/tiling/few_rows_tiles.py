@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-MAX_FEW_ROWS = 8
+MAX_FEW_ROWS = 16
+MAX_LANE_ROWS = 8  # by lanes' own multiplications; more take the tensor cores
+PRODUCT_COLUMNS = 64  # of a warp's product: 16 bytes a lane twice
 VECTOR_BYTES = 16  # what a lane loads at once
 WARP_BYTES = 32 * VECTOR_BYTES
 MULTIPROCESSORS = 132
@@ -23,12 +25,14 @@ NEAREST = 1.0  # an entry speaks for weights of half to twice its bytes (log2)
 class FewRowsTiles:
     """A program takes `rows` rows of the weight, whole, its warps side by side along them.
 
-    `max_registers` caps the compiler's choice, so that more programs fit a multiprocessor.
+    `max_registers` caps the compiler's choice, so that more programs fit a multiprocessor. With `products`
+    the tensor cores multiply, and `rows` is a multiple of 8.
     """
 
     rows: int
     num_warps: int
     max_registers: int | None = None
+    products: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,10 @@ def rule(shape: FewRowsShape) -> FewRowsTiles:
     want the registers, and fewer rows of the weight leave room for more programs. Rows become fewer, too,
     where multiprocessors would be left without work. Measured on an H200: 8 instead of 4 warps save 4 % from
     2,880 inputs on and cost as much below; for 4 rows of x, 4 rows of the weight take 13 to 55 % longer
-    than 2.
+    than 2. From MAX_LANE_ROWS on the tensor cores multiply.
     """
+    if shape.num_rows > MAX_LANE_ROWS:
+        return FewRowsTiles(8, 4 if shape.in_features <= 3072 else 8, products=True)
     row_bytes = 2 * shape.in_features
     if shape.num_rows == 1:
         num_warps = 4 if row_bytes < 11 * WARP_BYTES else 8 if row_bytes <= 64 * WARP_BYTES else 16

@@ -22,7 +22,11 @@ CASES = (
     (FewRowsTiles(2, 4), (1, 3)),
     (FewRowsTiles(4, 8), (1, 4, 5)),
     (FewRowsTiles(4, 4, 64), (2, 6)),
+    (FewRowsTiles(8, 4, products=True), (1, 9)),
+    (FewRowsTiles(8, 8, 80, products=True), (2, 16)),
+    (FewRowsTiles(16, 8, products=True), (4, 13)),
     (None, (1, 4, 7)),
+    (None, (16, 12)),
 )
 
 
@@ -41,21 +45,25 @@ def test_few_rows(out_features: int, in_features: int, dtype: torch.dtype) -> No
         for num_rows in counts:
             out = torch.full((num_rows, out_features), float("nan"), dtype=dtype, device=GPU)
             few_rows_linear(
-                x[:num_rows], weight, added, out, tiles or rule(FewRowsShape(1, out_features, in_features))
+                x[:num_rows],
+                weight,
+                added,
+                out,
+                tiles or rule(FewRowsShape(counts[0], out_features, in_features)),
             )
             assert relative_error(out, exact[:num_rows]) < TOLERANCE[dtype]
             rows.append(out[0])
         assert all(torch.equal(row, rows[0]) for row in rows)
 
 
-def test_behind_a_running_launch() -> None:
+@pytest.mark.parametrize("tiles", [rule(FewRowsShape(2, 2880, 2880)), FewRowsTiles(8, 4, 128, products=True)])
+def test_behind_a_running_launch(tiles: FewRowsTiles) -> None:
     """Norm and projection in turn, captured: what the launch before wrote last is what is read."""
     hidden = 2880
     weights = [torch.randn(hidden, hidden, device=GPU).bfloat16() / hidden**0.5 for _ in range(12)]
     scale = torch.rand(hidden, device=GPU).bfloat16()
     start = torch.randn(2, hidden, device=GPU).bfloat16()
     outs = [torch.empty_like(start) for _ in weights]
-    tiles = rule(FewRowsShape(2, hidden, hidden))
 
     def chain() -> None:
         x = start
@@ -90,16 +98,22 @@ def compiled() -> Iterator[list[str]]:
 
 
 def test_the_choice_launches_what_was_warmed_up(monkeypatch: pytest.MonkeyPatch, compiled: list[str]) -> None:
-    """Chosen for up to 4 rows, other weights of the same sizes, a bias between 16 bytes: nothing compiles."""
+    """Chosen for up to 6 rows, other weights of the same sizes, a bias between 16 bytes: nothing compiles."""
 
     def chosen(num_rows: int, out_features: int, in_features: int, device: str) -> FewRowsTiles | None:
-        return FewRowsTiles(2, 4) if num_rows <= 4 else None
+        return (
+            FewRowsTiles(2, 4)
+            if num_rows < 4
+            else FewRowsTiles(8, 4, products=True)
+            if num_rows < 7
+            else None
+        )
 
     monkeypatch.setattr(dense_linear, "select_few_rows", chosen)
     monkeypatch.setattr("lorikeet_kernels.warm_up_base.select_few_rows", chosen)
     weights = torch.randn(3, 264, 1000, device=GPU).bfloat16()
     biases = torch.randn(3 * 264 + 1, device=GPU).bfloat16()[1:].view(3, 264)
-    assert warm_up_few_rows(weights[0], biases[0], dtype=torch.bfloat16, max_tokens=100) == 4
+    assert warm_up_few_rows(weights[0], biases[0], dtype=torch.bfloat16, max_tokens=100) == 6
     compiled.clear()
     for num_rows in range(1, 9):
         x = torch.randn(num_rows, 1000, device=GPU).bfloat16()

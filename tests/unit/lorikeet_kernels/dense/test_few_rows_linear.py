@@ -13,6 +13,7 @@ from lorikeet_kernels.dense.few_rows_linear import few_rows_linear, takes
 from lorikeet_kernels.tiling import few_rows_tiles
 from lorikeet_kernels.tiling.few_rows_tiles import (
     MAX_FEW_ROWS,
+    MAX_LANE_ROWS,
     MULTIPROCESSORS,
     FewRowsEntry,
     FewRowsShape,
@@ -39,10 +40,13 @@ SIZES = (
 )
 
 
-def test_the_kernel_under_the_interpreter() -> None:
-    """See interpreted_few_rows.py for what it covers."""
-    script = Path(__file__).with_name("interpreted_few_rows.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+@pytest.mark.parametrize("name", ["interpreted_few_rows.py", "interpreted_few_rows_products.py"])
+def test_kernels_under_the_interpreter(name: str) -> None:
+    """See these files for what they cover."""
+    script = Path(__file__).with_name(name)
+    stand_ins = str(script.parent.parent / "lora")
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), stand_ins)))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
     )
@@ -62,7 +66,9 @@ def test_what_the_kernel_does_not_read() -> None:
     with pytest.raises(ValueError, match="few_rows_linear: x"):
         few_rows_linear(x, weight, None, torch.zeros(2, 4, dtype=BF16), tiles)
     with pytest.raises(ValueError, match="few_rows_linear: x"):
-        few_rows_linear(torch.zeros(MAX_FEW_ROWS + 1, 16), weight, None, torch.zeros(9, 5), tiles)
+        few_rows_linear(torch.zeros(MAX_FEW_ROWS + 1, 16), weight, None, torch.zeros(17, 5), tiles)
+    with pytest.raises(ValueError, match="take 8 rows"):
+        few_rows_linear(torch.zeros(9, 16, dtype=BF16), weight, None, torch.zeros(9, 5, dtype=BF16), tiles)
     with pytest.raises(ValueError, match="16 bits"):
         few_rows_linear(x.float(), weight.float(), None, torch.zeros(2, 5), tiles)
 
@@ -81,7 +87,7 @@ def test_the_rule_keeps_registers_and_multiprocessors_busy(out_features: int, in
 @pytest.mark.parametrize(("out_features", "in_features"), SIZES[:6])
 def test_a_search_begins_with_the_rule(out_features: int, in_features: int) -> None:
     """And tries few enough others, none twice."""
-    for num_rows in (1, 4, 8):
+    for num_rows in (1, 4, 8, 16):
         shape = FewRowsShape(num_rows, out_features, in_features)
         tried = candidates(shape)
         assert tried[0] == rule(shape)
@@ -122,4 +128,6 @@ def test_a_table_reads_back_and_the_shipped_one_is_valid() -> None:
     for shape, shipped in load_few_rows_table(H200).items():
         assert 1 <= shape.num_rows <= MAX_FEW_ROWS
         assert shipped.tiles.rows & (shipped.tiles.rows - 1) == 0
+        assert shape.num_rows <= MAX_LANE_ROWS or shipped.tiles.products
+        assert not shipped.tiles.products or shipped.tiles.rows % 8 == 0
         assert shipped.tiles.num_warps in (1, 2, 4, 8, 16)
