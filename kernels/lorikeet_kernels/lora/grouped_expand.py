@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 
 from lorikeet_kernels.lora.exact_dot import dot_exact
-from lorikeet_kernels.lora.fetch_row import can_fetch, fetch_row
 from lorikeet_kernels.lora.group_blocks import GroupBlocks
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.output_lanes import PairLane, describe_lanes
@@ -55,7 +54,6 @@ def _grouped_expand_kernel(
     HALVES: tl.constexpr, MAX_RANK: tl.constexpr, RANK_P2: tl.constexpr, RANK_CHUNK: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPAN: tl.constexpr,
     STAGES: tl.constexpr, HAS_WEIGHT: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
-    FETCH: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
     left = tl.load(blocks_ptr + block * 4 + 1)
@@ -84,13 +82,6 @@ def _grouped_expand_kernel(
     h_up_row = h_row + tl.where(num_a == 2, MAX_RANK, 0)
     r0 = tl.arange(0, RANK_CHUNK)
     mask0 = row_mask[:, None] & (r0 < rank)[None, :]
-    if FETCH:
-        i = tl.arange(0, THREADS)  # a thread a row
-        is_row = (i < left) & (i < BLOCK_M)
-        to = tl.load(pairs_ptr + block * BLOCK_M + i, mask=is_row, other=0)
-        at = (tile - tile0) * (SPAN * BLOCK_N)
-        size = tl.where(is_row, tl.minimum(SPAN * BLOCK_N, width - at) * 2, 0)
-        fetch_row(out_ptr + to.to(tl.int64) * N + column + at, size)
     if PDL:
         tl.extra.cuda.gdc_wait()
     h0 = _load_parts(h_row, r0, mask0, weight, part_stride, SPLITS, HAS_WEIGHT)
@@ -139,18 +130,13 @@ def grouped_expand(
     tiles: ExpandTiles,
     *,
     interleaved: bool = False,
-    fetch: bool = False,
 ) -> None:
-    """Launch as a dependent of grouped_shrink; `out` has a row a pair, `h` is as grouped_shrink left it.
-
-    With `fetch` a program starts its rows of `out` on their way to L2 before it waits for shrink.
-    """
+    """Launch as a dependent of grouped_shrink; `out` has a row a pair, `h` is as grouped_shrink left it."""
     splits, num_pairs, num_launch_sites, halves, max_rank = h.shape
     num_slots, num_sites = tables.rank.shape
     described, num_tiles = describe_lanes(lanes, tiles.block_n * tiles.span)
     rank_p2 = max(16, triton.next_power_of_2(max_rank))
     pdl = h.device.type == "cuda"
-    fetch = fetch and pdl and can_fetch(out, lanes)
     _grouped_expand_kernel[(num_tiles, groups.capacity)](
         out, h, tables.arena, tables.b_offset, tables.rank, tables.num_a,
         out if topk_weights is None else topk_weights, groups.pairs, groups.blocks, groups.num_blocks,
@@ -159,6 +145,5 @@ def grouped_expand(
         HALVES=halves, MAX_RANK=max_rank, RANK_P2=rank_p2, RANK_CHUNK=min(MAX_RANK_CHUNK, rank_p2),
         SPLITS=splits, BLOCK_M=groups.block_m, BLOCK_N=tiles.block_n, SPAN=tiles.span,
         STAGES=tiles.num_stages, HAS_WEIGHT=topk_weights is not None, INTERLEAVED=interleaved,
-        PDL=pdl, FETCH=fetch, THREADS=32 * tiles.num_warps, num_warps=tiles.num_warps,
-        **({"launch_pdl": True} if pdl else {}),
+        PDL=pdl, num_warps=tiles.num_warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

@@ -5,7 +5,8 @@
 What differs is what a program waits for once its input is there. A weight goes from global memory into the
 very registers from which the tensor cores read it (16 bytes a lane along the contraction), so that x meets
 no shared memory and no barrier; each 64 columns of the contraction have an accumulator of their own, so that
-a product's latency is four multiplications long whatever BLOCK_K is; programs are small enough that the next
+a product's latency is four multiplications long whatever BLOCK_K is; blocks and sites without weights cost a
+program that goes at once; programs are small enough that the next
 launch's are resident, weights in registers, while this one runs. Before the wait lines of x and of out are
 fetched into L2: where all writes meet, so that nothing fetched early is stale.
 
@@ -32,30 +33,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from lorikeet_kernels.launch.grid_dependency import launch_next_grid, wait_for_grid
-from lorikeet_kernels.lora.fetch_row import FETCH_ROW, can_fetch
+from lorikeet_kernels.lora.fetch_rows import can_fetch, fetch_rows
 from lorikeet_kernels.lora.group_blocks import GroupBlocks
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.lora.output_lanes import PairLane, describe_lanes
 from lorikeet_kernels.lora.pair_lora import MAX_SITES, SPIN_LIMIT
 from lorikeet_kernels.tiling import MAX_SEGMENT_BLOCKS, RegisterTiles
-
-
-@gluon.jit
-def _fetch_rows(
-    base_ptr, pairs_ptr, block, left, column, width,
-    STRIDE: gl.constexpr, BLOCK: gl.constexpr, BLOCK_M: gl.constexpr, WARPS: gl.constexpr,
-):  # fmt: skip
-    """Start [column, min(column + BLOCK, width)) of the block's rows on their way from DRAM to L2."""
-    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    i = gl.arange(0, 32 * WARPS, layout=FLAT)  # a thread a row, so that the first warp has them all
-    is_row = (i < left) & (i < BLOCK_M)
-    token = gl.load(pairs_ptr + block * BLOCK_M + i, mask=is_row, other=0)
-    place = base_ptr + token.to(gl.int64) * STRIDE + column
-    size = gl.where(is_row, gl.minimum(BLOCK, width - column) * 2, 0)
-    gl.inline_asm_elementwise(
-        FETCH_ROW, "=r,l,r", [place.to(gl.int64, bitcast=True), size], dtype=gl.int32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit
@@ -79,8 +63,8 @@ def _find_site(offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2
 
 @gluon.jit
 def _shrink_part(
-    x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr, partial_ptr,
-    turn_ptr, program, site0, site1, site2, num_sites,
+    x_ptr, arena_ptr, pairs_ptr, partial_ptr, turn_ptr, program, split, chunk, index, block, left, offset,
+    rank, num_a,
     K: gl.constexpr, NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr,
     SPLITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr,
     WARPS: gl.constexpr, VECTOR: gl.constexpr, PDL: gl.constexpr, FETCH: gl.constexpr,
@@ -91,14 +75,6 @@ def _shrink_part(
     X: gl.constexpr = gl.DotOperandLayout(0, ACC, 8)
     A: gl.constexpr = gl.DotOperandLayout(1, ACC, 8)
     DEPTH: gl.constexpr = BLOCK_K // GROUPS
-    split = program % SPLITS
-    chunk = (program // SPLITS) % CHUNKS
-    index = (program // (SPLITS * CHUNKS)) % NUM_LAUNCH_SITES
-    block = program // (SPLITS * CHUNKS * NUM_LAUNCH_SITES)
-    left, slot = _find_block(blocks_ptr, num_blocks_ptr, block)
-    offset, rank, num_a = _find_site(
-        a_offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2, num_sites
-    )
     row = chunk * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(1, A)))
     a_group = split * BLOCK_K + DEPTH * gl.arange(0, GROUPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, A)))
     a_k = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, gl.SliceLayout(2, A)))
@@ -112,7 +88,8 @@ def _shrink_part(
     x_column = x_group[:, None, None] + x_k[None, None, :]
     x_place = x_ptr + token.to(gl.int64)[None, :, None] * K + x_column
     if FETCH:
-        _fetch_rows(x_ptr, pairs_ptr, block, left, split * BLOCK_K, K, K, BLOCK_K, BLOCK_M, WARPS)
+        if index == 0:
+            fetch_rows(x_ptr, pairs_ptr, block, left, split * BLOCK_K, K, K, BLOCK_K, BLOCK_M, WARPS)
     if PDL:
         wait_for_grid()
     turn = gl.load(turn_ptr + program, volatile=True)  # else it is loaded last, and waited for
@@ -244,13 +221,12 @@ def _find_lane(tile, LANES: gl.constexpr, NUM_LANES: gl.constexpr):
 
 @gluon.jit
 def _expand_tile(
-    out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr, partial_ptr,
-    seen_ptr, program, site0, site1, site2, num_sites,
-    N: gl.constexpr, LANES: gl.constexpr, NUM_LANES: gl.constexpr, TILES: gl.constexpr,
-    NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr, SPLITS: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, RANK_P2: gl.constexpr, SPIN_LIMIT: gl.constexpr,
-    WARPS: gl.constexpr, HELD: gl.constexpr, PDL: gl.constexpr, FETCH: gl.constexpr,
-    VECTOR: gl.constexpr, ALONE: gl.constexpr, WAITING_SUM: gl.constexpr, OPERANDS: gl.constexpr,
+    out_ptr, arena_ptr, pairs_ptr, partial_ptr, seen_place, block, at, index, half, column, row, width, left,
+    offset, rank, num_a,
+    N: gl.constexpr, NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr,
+    SPLITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, RANK_P2: gl.constexpr,
+    SPIN_LIMIT: gl.constexpr, WARPS: gl.constexpr, HELD: gl.constexpr, PDL: gl.constexpr, FETCH: gl.constexpr,
+    VECTOR: gl.constexpr, WAITING_SUM: gl.constexpr, OPERANDS: gl.constexpr,
 ):  # fmt: skip
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[1, WARPS], instr_shape=[16, 8]
@@ -260,27 +236,18 @@ def _expand_tile(
     WIDE: gl.constexpr = gl.BlockedLayout(
         [8, 1], [RANK_P2 // 8, 256 // RANK_P2], [1, WARPS], [0, 1]
     )  # 16 bytes a lane
-    tile = program % TILES
-    block = program // TILES
-    index, half, column, row, width, first = _find_lane(tile, LANES, NUM_LANES)
-    left, slot = _find_block(blocks_ptr, num_blocks_ptr, block)
-    offset, rank, num_a = _find_site(
-        b_offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2, num_sites
-    )
-    seen_place = seen_ptr + block * TILES + tile
     r = gl.arange(0, RANK_P2, layout=gl.SliceLayout(1, WIDE))
-    b_n = (tile - first) * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, WIDE))
+    b_n = at + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, WIDE))
     b_place = arena_ptr + offset + (row + b_n).to(gl.int64)[None, :] * rank + r[:, None]
     b = gl.load(b_place, mask=(b_n < width)[None, :] & (r < rank)[:, None], other=0.0)
     b = gl.convert_layout(b, B)
-    n = (tile - first) * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, ACC))
+    n = at + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, ACC))
     m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, ACC))
     token = gl.load(pairs_ptr + block * BLOCK_M + m, mask=m < left, other=0)
     out_place = out_ptr + token.to(gl.int64)[:, None] * N + column + n[None, :]
-    mask = (m < left)[:, None] & (n < width)[None, :] & (rank > 0)
+    mask = (m < left)[:, None] & (n < width)[None, :]
     if FETCH:
-        at = (tile - first) * BLOCK_N
-        _fetch_rows(out_ptr, pairs_ptr, block, left, column + at, column + width, N, BLOCK_N, BLOCK_M, WARPS)
+        fetch_rows(out_ptr, pairs_ptr, block, left, column + at, column + width, N, BLOCK_N, BLOCK_M, WARPS)
     if PDL:
         wait_for_grid()
     expected = (gl.load(seen_place) & 1) ^ 1
@@ -289,7 +256,7 @@ def _expand_tile(
     STRIDE: gl.constexpr = NUM_LAUNCH_SITES * BLOCK_M * H_ROWS
     part_ptr = partial_ptr + block.to(gl.int64) * (SPLITS * STRIDE) + index * (BLOCK_M * H_ROWS)
     part_ptr += gl.where(num_a == 2, half * rank, 0)
-    if ALONE:
+    if PDL:
         h = _wait_for_parts(
             part_ptr, expected, left, rank, H_ROWS, BLOCK_M, RANK_P2, HELD, VECTOR, WAITING_SUM, OPERANDS
         )
@@ -314,7 +281,7 @@ def _register_segments_kernel(
     NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr, SPLITS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr,
     RANK_P2: gl.constexpr, SPIN_LIMIT: gl.constexpr, WARPS: gl.constexpr, VECTOR: gl.constexpr,
-    PDL: gl.constexpr, FETCH: gl.constexpr, ALONE: gl.constexpr, WAITING_SUM: gl.constexpr,
+    PDL: gl.constexpr, FETCH: gl.constexpr, WAITING_SUM: gl.constexpr,
     OPERANDS: gl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -324,21 +291,42 @@ def _register_segments_kernel(
     )
     PARTS: gl.constexpr = NUM_LAUNCH_SITES * CHUNKS * SPLITS
     program = gl.program_id(0)
-    num_parts = capacity * PARTS
-    if program < num_parts:
-        _shrink_part(
-            x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr,
-            partial_ptr, turn_ptr, program, site0, site1, site2, num_sites,
-            K, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_K, GROUPS, WARPS, VECTOR, PDL,
-            FETCH,
-        )  # fmt: skip
+    # what has no weights goes at once: no word of it is written nor waited for, so that phases stay as they
+    # are. One program stays until the launch before has ended, so that this one never ends first.
+    if program < capacity * PARTS:
+        split = program % SPLITS
+        chunk = (program // SPLITS) % CHUNKS
+        index = (program // (SPLITS * CHUNKS)) % NUM_LAUNCH_SITES
+        block = program // PARTS
+        left, slot = _find_block(blocks_ptr, num_blocks_ptr, block)
+        offset, rank, num_a = _find_site(
+            a_offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2, num_sites
+        )
+        if rank > 0:
+            _shrink_part(
+                x_ptr, arena_ptr, pairs_ptr, partial_ptr, turn_ptr, program, split, chunk, index, block, left,
+                offset, rank, num_a,
+                K, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_K, GROUPS, WARPS, VECTOR, PDL,
+                FETCH,
+            )  # fmt: skip
+        elif PDL:
+            if program == 0:
+                wait_for_grid()
     else:
-        _expand_tile(
-            out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr, num_blocks_ptr,
-            partial_ptr, seen_ptr, program - num_parts, site0, site1, site2, num_sites,
-            N, LANES, NUM_LANES, TILES, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_N, RANK_P2,
-            SPIN_LIMIT, WARPS, HELD, PDL, FETCH, VECTOR, ALONE, WAITING_SUM, OPERANDS,
-        )  # fmt: skip
+        tile = (program - capacity * PARTS) % TILES
+        block = (program - capacity * PARTS) // TILES
+        index, half, column, row, width, first = _find_lane(tile, LANES, NUM_LANES)
+        left, slot = _find_block(blocks_ptr, num_blocks_ptr, block)
+        offset, rank, num_a = _find_site(
+            b_offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2, num_sites
+        )
+        if rank > 0:
+            _expand_tile(
+                out_ptr, arena_ptr, pairs_ptr, partial_ptr, seen_ptr + block * TILES + tile, block,
+                (tile - first) * BLOCK_N, index, half, column, row, width, left, offset, rank, num_a,
+                N, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_N, RANK_P2, SPIN_LIMIT, WARPS,
+                HELD, PDL, FETCH, VECTOR, WAITING_SUM, OPERANDS,
+            )  # fmt: skip
 
 
 def register_segments(
@@ -350,9 +338,6 @@ def register_segments(
     lanes: tuple[PairLane, ...],
     tiles: RegisterTiles,
     workspace: LoraWorkspace,
-    *,
-    fetch: bool = True,
-    alone: bool = True,
 ) -> None:
     """Launch over the token blocks of one step; `out` [T, N] and `x` [T, K] have a row a token.
 
@@ -389,8 +374,9 @@ def register_segments(
         NUM_LAUNCH_SITES=len(sites), ROWS=rank_p2, CHUNKS=chunks, SPLITS=splits, BLOCK_M=blocks.block_m,
         BLOCK_K=tiles.block_k, GROUPS=max(warps, min(2 * warps, tiles.block_k // 64)), BLOCK_N=tiles.block_n,
         RANK_P2=rank_p2, SPIN_LIMIT=SPIN_LIMIT, WARPS=warps, VECTOR=vector, PDL=pdl,
-        FETCH=fetch and pdl and can_fetch(x) and can_fetch(out, lanes), ALONE=alone and pdl,
+        FETCH=pdl and can_fetch(x) and can_fetch(out, lanes),
         WAITING_SUM=_waiting_sum(splits, vector, words * 4),
         OPERANDS=",".join(["=f"] * vector + ["l"] * vector + ["r"] * 2 * vector),
         num_warps=warps, **({"launch_pdl": True} if pdl else {}),
+        **({"maxnreg": tiles.num_registers} if tiles.num_registers else {}),
     )  # fmt: skip

@@ -27,12 +27,14 @@ class PairTiles:
 class RegisterTiles:
     """Tiles of the one-launch kernel over blocks of tokens whose products come out of registers.
 
-    `block_k` columns of A a shrink program, at least 64 a warp; `block_n` rows of B an expand program.
+    `block_k` columns of A a shrink program, at least 64 a warp; `block_n` rows of B an expand program;
+    `num_registers` a thread at most, 0 for the compiler's choice.
     """
 
     block_k: int
     block_n: int
     num_warps: int
+    num_registers: int = 0
 
     @property
     def key(self) -> tuple[int, ...]:

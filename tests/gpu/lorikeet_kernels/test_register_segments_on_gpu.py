@@ -62,7 +62,7 @@ def _compare(
 
 @pytest.mark.parametrize("in_features", [40, 61, 1000, 2880])
 @pytest.mark.parametrize("num_tokens", [20, 100])
-@pytest.mark.parametrize("tiles", [RegisterTiles(256, 64, 2), RegisterTiles(512, 256, 8)])
+@pytest.mark.parametrize("tiles", [RegisterTiles(256, 64, 2), RegisterTiles(512, 512, 8, 64)])
 def test_fused_sites(in_features: int, num_tokens: int, tiles: RegisterTiles) -> None:
     """q, k and v with ranks of their own, some absent."""
     slots = [
