@@ -25,6 +25,17 @@ LOG2E = tl.constexpr(1.4426950408889634)
 BIG_NEGATIVE = tl.constexpr(-1.0e30)  # instead of -inf, whose difference with itself is NaN
 
 
+@triton.jit
+def first_visible(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first key that a query at `position` sees."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    if CHUNK > 0:
+        first = tl.maximum(first, position // CHUNK * CHUNK)
+    return first
+
+
 @triton.jit(do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["stride_table"])
 def _decode_kernel(
     out_ptr, parts_ptr, q_ptr, key_ptr, value_ptr, starts_ptr, lens_ptr, tables_ptr, sinks_ptr,
@@ -45,11 +56,7 @@ def _decode_kernel(
     if tl.load(starts_ptr + request + 1) - token != 1:
         return
     length = tl.load(lens_ptr + request)
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(length - WINDOW, 0)
-    if CHUNK > 0:
-        first = tl.maximum(first, (length - 1) // CHUNK * CHUNK)
+    first = first_visible(length - 1, WINDOW, CHUNK)
     # whole tiles a split, so that only the first and the last tile of the sequence need masks
     tile_begin = first // BLOCK_N
     num_tiles = tl.cdiv(length, BLOCK_N) - tile_begin

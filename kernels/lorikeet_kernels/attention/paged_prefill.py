@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from lorikeet_kernels.attention.kv_scales import KvScales
-from lorikeet_kernels.attention.paged_decode import LOG2E
+from lorikeet_kernels.attention.paged_decode import LOG2E, first_visible
 from lorikeet_kernels.tiling.attention_tiles import PrefillTiles
 
 BIG_NEGATIVE = tl.constexpr(-1.0e30)  # instead of -inf, whose difference with itself is NaN
@@ -129,16 +129,10 @@ def _prefill_kernel(
         scale_log2 *= tl.load(key_scales_ptr + head)
     first_position = length - num_queries + first_query
     last_position = tl.minimum(first_position + BLOCK_Q, length) - 1
-    lower = 0  # blocks of keys that nobody sees may belong to others by now
-    free_lower = 0
-    if WINDOW > 0:
-        lower = tl.maximum(first_position - WINDOW + 1, 0)
-        free_lower = tl.maximum(last_position - WINDOW + 1, 0)
-    if CHUNK > 0:
-        lower = tl.maximum(lower, first_position // CHUNK * CHUNK)
-        free_lower = tl.maximum(free_lower, last_position // CHUNK * CHUNK)
+    # blocks of keys that nobody sees may belong to others by now
+    lower = first_visible(first_position, WINDOW, CHUNK)
     begin = lower // BLOCK_N * BLOCK_N
-    free_begin = tl.cdiv(free_lower, BLOCK_N) * BLOCK_N
+    free_begin = tl.cdiv(first_visible(last_position, WINDOW, CHUNK), BLOCK_N) * BLOCK_N
     end = tl.cdiv(last_position + 1, BLOCK_N) * BLOCK_N
     # tiles from free_begin to free_end are visible to all queries
     free_end = (first_position + 1) // BLOCK_N * BLOCK_N

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 CASES = (
-    "attention_inputs",
     "row_ops",
     "sampling",
     "top_k_bounds",
@@ -19,7 +18,6 @@ CASES = (
     "expert_blocks",
     "expert_gemm",
     "moe_sum",
-    "paged_attention",
 )
 
 
