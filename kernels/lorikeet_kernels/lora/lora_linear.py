@@ -155,7 +155,7 @@ def lora_linear(
         return
     if is_segmented(x.shape[0], segments.blocks.capacity, tables.max_rank):
         segment_tiles = select_segment(shape, device)
-        if accumulate and isinstance(segment_tiles, RegisterTiles):
+        if accumulate and out.element_size() == 2 and isinstance(segment_tiles, RegisterTiles):
             register_segments(
                 out, x, segments.blocks, tables, sites, lanes, segment_tiles, segments.workspace
             )

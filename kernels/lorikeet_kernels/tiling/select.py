@@ -25,6 +25,7 @@ MAX_ALONE_TOKENS = 256
 MAX_SEGMENT_TOKENS = 512
 MAX_SEGMENT_RANK = 32
 MAX_SEGMENT_BLOCKS = 128
+MAX_REGISTER_TOKENS = 64  # beyond, blocks tend to have 32 rows, where the other kernel is faster
 MIN_JOINED_PAIRS = 8192
 MIN_SHRINK_BLOCKS = 160  # below, a program a block leaves multiprocessors idle
 MAX_STAGED_BYTES = 160_000  # of shared memory, by the tiles that an expand loads ahead
@@ -81,19 +82,23 @@ def select_segment(shape: OpShape, device: str) -> PairTiles | RegisterTiles:
     entry = load(device).nearest("segment", shape)
     if entry is not None:
         return PairTiles(**entry.tiles) if "rows" in entry.tiles else RegisterTiles(**entry.tiles)
+    if shape.num_pairs <= MAX_REGISTER_TOKENS:
+        return RegisterTiles(512, 256, 8)
     return _segment_rule(shape)
 
 
 @cache
 def select_delta_segment(shape: OpShape, device: str) -> PairTiles:
-    """The same where the delta is stored alone, beside the base's op: one of the two kernels can."""
+    """The same for a delta stored alone, or dtypes wider than 16 bits: one of the two kernels can."""
     tiles = select_segment(shape, device)
     return tiles if isinstance(tiles, PairTiles) else _segment_rule(shape)
 
 
 def _segment_rule(shape: OpShape) -> PairTiles:
-    block_k = _power_of_two(shape.in_features / 8, 256, 512)
-    return PairTiles(16 if shape.max_rank <= 16 else 32, block_k, 128, 2)
+    rows = 16 if shape.max_rank <= 16 else 32
+    if shape.num_pairs > MAX_REGISTER_TOKENS:
+        return PairTiles(rows, 512, 256, 4)
+    return PairTiles(rows, _power_of_two(shape.in_features / 8, 256, 512), 128, 2)
 
 
 @cache
