@@ -27,6 +27,7 @@ MAX_SEGMENT_RANK = 32
 MAX_SEGMENT_BLOCKS = 128
 MAX_REGISTER_TOKENS = 64  # beyond, blocks tend to have 32 rows, where the other kernel is faster
 MIN_JOINED_PAIRS = 8192
+MIN_JOINED_TOKENS = 1024
 MIN_SHRINK_BLOCKS = 160  # below, a program a block leaves multiprocessors idle
 MAX_STAGED_BYTES = 160_000  # of shared memory, by the tiles that an expand loads ahead
 
@@ -113,13 +114,17 @@ def select_shrink(shape: OpShape, block_m: int, device: str) -> ShrinkTiles:
     entry = load(device).nearest("shrink", shape, block_m)
     if entry is not None:
         return ShrinkTiles(**entry.tiles)
-    joined = 2 if block_m >= 32 and shape.num_pairs >= MIN_JOINED_PAIRS else 1
+    # an adapter has more rows where no experts share them out
+    enough = MIN_JOINED_TOKENS if shape.op == "linear" else MIN_JOINED_PAIRS
+    joined = 2 if block_m >= 32 and shape.num_pairs >= enough else 1
     blocks = shape.num_pairs / (block_m * joined)
     splits = 1
     if blocks < MIN_SHRINK_BLOCKS and shape.in_features > 2048:
         splits = 4 if block_m == 16 and shape.in_features > 4096 else 2
-    if joined == 2:
+    if joined == 2 and shape.in_features < 4096:
         return ShrinkTiles(64, splits, 4, 5, joined)
+    if joined == 2:
+        return ShrinkTiles(128, splits, 4, 3, joined)
     return ShrinkTiles(256 if shape.in_features >= 8192 else 128, splits, 4, 3)
 
 
