@@ -156,7 +156,9 @@ def add_head_lora(
     num_blocks = num_tokens if blocks is None else blocks.capacity
     rank_p2 = max(16, triton.next_power_of_2(tables.max_rank))
     is_wide = rank_p2 * x.itemsize > WIDE_RANK_BYTES
-    block_n = BLOCK_N // 2 if is_wide else BLOCK_N
+    # products of float32 are no tensor core's: their tiles lie in registers
+    narrower = (1 if not is_wide else 2) * (x.itemsize // 2)
+    block_k, block_n = max(16, BLOCK_K // narrower), BLOCK_N // narrower
     column_tiles = triton.cdiv(out_features, block_n)
     parts = column_tiles if shares_columns(num_blocks, heads) else 1
     _head_lora_kernel[(num_blocks, heads, parts)](
@@ -165,7 +167,7 @@ def add_head_lora(
         out.stride(0), out.stride(1), x.stride(0), x.stride(1),
         K=in_features, N=out_features, HEAD_ROWS=rows.stride, FIRST=rows.first, DOWN=down, BY_TOKEN=by_token,
         SPAN=column_tiles // parts, BLOCK_M=MIN_ROWS if blocks is None else blocks.block_m,
-        BLOCK_K=min(BLOCK_K, max(16, triton.next_power_of_2(in_features))), BLOCK_N=block_n, RANK_P2=rank_p2,
+        BLOCK_K=min(block_k, max(16, triton.next_power_of_2(in_features))), BLOCK_N=block_n, RANK_P2=rank_p2,
         num_warps=4, num_stages=1 if is_wide else 3,
     )  # fmt: skip
 
