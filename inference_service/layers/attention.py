@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from inference_service.layers.batch import ForwardBatch, LayerCache
-from inference_service.layers.head_steps import HeadStep
 from inference_service.layers.linear import Linear
 from inference_service.layers.projected import Projected
+from inference_service.layers.projection_norm import ProjectionNorm
 from lorikeet_kernels.attention.attention_inputs import attention_inputs
 from lorikeet_kernels.attention.paged_attention import paged_attention
 
@@ -26,17 +26,28 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """Norm of each query and key head before the rotation; a row of weight for each head, queries first."""
+    """Norm of each query and key head, before the rotation or behind it; a row of weight for each head."""
 
-    weight: torch.Tensor  # [Hq + Hkv, D]
+    weight: torch.Tensor  # [Hq + Hkv, D], queries first
     eps: float
+    norms_rotated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """What follows from a token's position; tables are the model's, which layers of equal parameters share.
+
+    `rope_table` [P, 2, half] rotates neighbouring elements where `is_pairwise`, else a head's halves;
+    `query_factors` [P] multiply the queries.
+    """
+
+    rope_table: torch.Tensor | None = None
+    is_pairwise: bool = False
+    query_factors: torch.Tensor | None = None
 
 
 class Attention:
-    """Fused q, k, v projection, head norm, rotation, paged attention, output projection.
-
-    `rope_table` is the model's, [P, 2, half]; layers of equal rotary parameters share one.
-    """
+    """Fused q, k, v projection, norms, rotation, paged attention, output projection."""
 
     def __init__(
         self,
@@ -44,30 +55,30 @@ class Attention:
         qkv: Linear,
         o: Linear,
         *,
-        rope_table: torch.Tensor | None,
+        positions: Positions,
         head_norm: HeadNorm | None = None,
-        head_steps: tuple[HeadStep, ...] = (),
+        projection_norm: ProjectionNorm | None = None,
         sinks: torch.Tensor | None = None,
     ) -> None:
         self.shape = shape
         self.qkv = qkv
         self.o = o
-        self.rope_table = rope_table
+        self.positions = positions
         self.head_norm = head_norm
-        self.head_steps = head_steps
+        self.projection_norm = projection_norm
         self.sinks = sinks
 
     def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> Projected:
         """Attend over `cache`, to which the batch's keys and values are added first. [T, H] to [T, H]."""
         shape = self.shape
         qkv = self.qkv.beside(x, batch.lora)
-        if self.head_steps:
+        if self.projection_norm is not None:
             qkv = Projected(qkv.whole())
         heads = qkv.y.view(x.shape[0], -1, shape.head_dim)  # [T, Hq + 2 Hkv, D]
-        for step in self.head_steps:
+        if self.projection_norm is not None:
             first_value = shape.num_heads + shape.num_kv_heads
-            step(heads[:, : shape.num_heads], heads[:, shape.num_heads : first_value], batch.positions)
-        norm, table = self.head_norm, self.rope_table
+            self.projection_norm(heads[:, : shape.num_heads], heads[:, shape.num_heads : first_value])
+        norm, places = self.head_norm, self.positions
         q = attention_inputs(
             heads,
             cache.keys,
@@ -75,8 +86,11 @@ class Attention:
             batch.attention.slot_mapping,
             norm_weight=None if norm is None else norm.weight,
             eps=0.0 if norm is None else norm.eps,
-            positions=None if table is None else batch.positions,
-            table=table,
+            norms_rotated=norm is not None and norm.norms_rotated,
+            positions=batch.positions,
+            table=places.rope_table,
+            interleaved=places.is_pairwise,
+            factors=places.query_factors,
             delta=None if qkv.delta is None else qkv.delta.view_as(heads),
             scales=cache.scales,
         )

@@ -23,13 +23,6 @@ class ProjectionNormSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class PairwiseRotarySpec:
-    """A rotation of neighbouring elements, (0, 1), (2, 3), ..., where others pair the halves of a head."""
-
-    rope: RopeParameters
-
-
-@dataclass(frozen=True, slots=True)
 class UnitNormSpec:
     """RMS norm of every query and key head, without a weight."""
 
@@ -42,15 +35,14 @@ class QueryTemperatureSpec:
     interval: int
 
 
-HeadStepSpec = ProjectionNormSpec | PairwiseRotarySpec | UnitNormSpec | QueryTemperatureSpec
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Attention over q, k, v as one projection. `scale` multiplies the scores, `sinks` names a weight.
 
-    `head_steps` change queries and keys in this order, before `head_norm` and `rope` do. `window`: a query
-    sees that many keys, itself included; `chunk`: those of its own chunk of so many positions.
+    What happens to queries and keys, in this order: `projection_norm`, `head_norm` (behind the rotation where
+    `norms_rotated`), the rotation `rope` of neighbours (0, 1), (2, 3), ... where `is_pairwise`, else of a
+    head's halves, and `temperature`. `window`: a query sees that many keys, itself included; `chunk`: those
+    of its own chunk of so many positions.
     """
 
     qkv: LinearSpec
@@ -60,8 +52,11 @@ class AttentionSpec:
     head_dim: int
     scale: float
     rope: RopeParameters | None
-    head_norm: HeadNormSpec | None = None
-    head_steps: tuple[HeadStepSpec, ...] = ()
+    is_pairwise: bool = False
+    projection_norm: ProjectionNormSpec | None = None
+    head_norm: HeadNormSpec | UnitNormSpec | None = None
+    norms_rotated: bool = False
+    temperature: QueryTemperatureSpec | None = None
     window: int | None = None
     chunk: int | None = None
     sinks: str | None = None

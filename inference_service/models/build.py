@@ -5,32 +5,22 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from inference_service.layers.attention import Attention, AttentionShape, HeadNorm
+from inference_service.layers.attention import Attention, AttentionShape, HeadNorm, Positions
 from inference_service.layers.decoder import Decoder, DecoderLayer
 from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.embedding import Embedding
-from inference_service.layers.head_steps import (
-    HeadStep,
-    PairwiseRotary,
-    ProjectionNorm,
-    QueryTemperature,
-    UnitNorm,
-    temperature_factors,
-)
 from inference_service.layers.latent_attention import LatentAttention, LatentQuery, LatentShape
 from inference_service.layers.linear import Linear, LinearSites
 from inference_service.layers.moe import ExpertLinear, Experts, ExpertSites, Moe
 from inference_service.layers.norm import RmsNorm
+from inference_service.layers.projection_norm import ProjectionNorm
+from inference_service.layers.query_temperature import temperature_factors
 from inference_service.layers.rope import RopeParameters, rope_table
 from inference_service.layers.shared_expert import SharedExpert
 from inference_service.models.attention_spec import (
     AttentionSpec,
     HeadNormSpec,
-    HeadStepSpec,
     LatentAttentionSpec,
-    PairwiseRotarySpec,
-    ProjectionNormSpec,
-    QueryTemperatureSpec,
     UnitNormSpec,
 )
 from inference_service.models.checkpoint import WeightSource
@@ -130,36 +120,38 @@ class ModelBuilder:
             ),
             self._linear(name, spec.qkv),
             self._linear(name, spec.o),
-            rope_table=None if spec.rope is None else self._rope_table(spec.rope),
+            positions=self._positions(spec),
             head_norm=None if spec.head_norm is None else self._head_norm(spec, spec.head_norm),
-            head_steps=tuple(self._head_step(spec, step) for step in spec.head_steps),
+            projection_norm=self._projection_norm(spec),
             sinks=None if spec.sinks is None else self._read(spec.sinks, spec.num_heads),
         )
 
-    def _head_norm(self, spec: AttentionSpec, names: HeadNormSpec) -> HeadNorm:
+    def _positions(self, spec: AttentionSpec) -> Positions:
+        factors = None
+        if (of := spec.temperature) is not None:
+            factors = temperature_factors(of.strength, of.interval, self._num_positions, self._device)
+        table = None if spec.rope is None else self._rope_table(spec.rope)
+        return Positions(table, spec.is_pairwise, factors)
+
+    def _head_norm(self, spec: AttentionSpec, norm: HeadNormSpec | UnitNormSpec) -> HeadNorm:
+        if isinstance(norm, UnitNormSpec):
+            weight = self._empty(spec.num_heads + spec.num_kv_heads, spec.head_dim).fill_(1.0)
+            return HeadNorm(weight, self._spec.norm_eps, spec.norms_rotated)
         rows = [
             self._read(name, spec.head_dim).expand(count, -1)
-            for name, count in ((names.q_weight, spec.num_heads), (names.k_weight, spec.num_kv_heads))
+            for name, count in ((norm.q_weight, spec.num_heads), (norm.k_weight, spec.num_kv_heads))
         ]
-        self._source.wait(names.q_weight, names.k_weight)
-        return HeadNorm(torch.cat(rows), self._spec.norm_eps)
+        self._source.wait(norm.q_weight, norm.k_weight)
+        return HeadNorm(torch.cat(rows), self._spec.norm_eps, spec.norms_rotated)
 
-    def _head_step(self, spec: AttentionSpec, step: HeadStepSpec) -> HeadStep:
-        match step:
-            case ProjectionNormSpec(q_weight, k_weight):
-                q, k = (
-                    self._read(name, count * spec.head_dim)
-                    for name, count in ((q_weight, spec.num_heads), (k_weight, spec.num_kv_heads))
-                )
-                return ProjectionNorm(q, k, self._spec.norm_eps)
-            case PairwiseRotarySpec(rope):
-                return PairwiseRotary(self._rope_table(rope))
-            case QueryTemperatureSpec(strength, interval):
-                return QueryTemperature(
-                    temperature_factors(strength, interval, self._num_positions, self._device)
-                )
-            case UnitNormSpec():
-                return UnitNorm(self._empty(spec.num_heads, spec.head_dim).fill_(1.0), self._spec.norm_eps)
+    def _projection_norm(self, spec: AttentionSpec) -> ProjectionNorm | None:
+        if (norm := spec.projection_norm) is None:
+            return None
+        q, k = (
+            self._read(name, count * spec.head_dim)
+            for name, count in ((norm.q_weight, spec.num_heads), (norm.k_weight, spec.num_kv_heads))
+        )
+        return ProjectionNorm(q, k, self._spec.norm_eps)
 
     def _latent_attention(self, name: str, spec: LatentAttentionSpec) -> LatentAttention:
         query = None

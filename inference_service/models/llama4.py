@@ -5,8 +5,6 @@ from dataclasses import replace
 from inference_service.models import standard_parts
 from inference_service.models.attention_spec import (
     AttentionSpec,
-    HeadStepSpec,
-    PairwiseRotarySpec,
     QueryTemperatureSpec,
     UnitNormSpec,
 )
@@ -73,23 +71,23 @@ def _rotating_layers(config: ConfigReader, num_layers: int) -> tuple[int, ...]:
 
 
 def _attention(config: ConfigReader, index: int, *, rotates: int) -> AttentionSpec:
-    steps: tuple[HeadStepSpec, ...] = ()
-    if rotates:
-        steps = (PairwiseRotarySpec(read_rope(config, standard_parts.head_dim(config), default_theta=5e5)),)
-        if config.boolean("use_qk_norm", default=True):
-            steps = (*steps, UnitNormSpec())
-    elif config.boolean("attn_temperature_tuning", default=True):
-        steps = (QueryTemperatureSpec(config.number("attn_scale", 0.1), config.integer("floor_scale", 8192)),)
     has_bias = config.boolean("attention_bias", default=False)
-    return standard_parts.configured_attention(
+    rope = read_rope(config, standard_parts.head_dim(config), default_theta=5e5) if rotates else None
+    spec = standard_parts.configured_attention(
         config,
         f"{standard_parts.layer_prefix(index)}.self_attn",
-        rope=None,
+        rope=rope,
         bias=has_bias,
         output_bias=has_bias,
-        head_steps=steps,
         chunk=_chunk(config) if rotates else None,
     )
+    if rotates:
+        norm = UnitNormSpec() if config.boolean("use_qk_norm", default=True) else None
+        return replace(spec, is_pairwise=True, head_norm=norm, norms_rotated=True)
+    if not config.boolean("attn_temperature_tuning", default=True):
+        return spec
+    strength, interval = config.number("attn_scale", 0.1), config.integer("floor_scale", 8192)
+    return replace(spec, temperature=QueryTemperatureSpec(strength, interval))
 
 
 def _chunk(config: ConfigReader) -> int | None:

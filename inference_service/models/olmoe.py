@@ -1,5 +1,7 @@
 """OLMoE: q and k normed over all heads together, softmax over all experts."""
 
+from dataclasses import replace
+
 from inference_service.models import standard_parts
 from inference_service.models.attention_spec import ProjectionNormSpec
 from inference_service.models.config import ConfigReader
@@ -27,12 +29,12 @@ def _layer(config: ConfigReader, index: int) -> LayerSpec:
         rope=read_rope(config, standard_parts.head_dim(config)),
         bias=has_bias,
         output_bias=has_bias,
-        head_steps=(ProjectionNormSpec(f"{prefix}.q_norm.weight", f"{prefix}.k_norm.weight"),),
     )
+    norm = ProjectionNormSpec(f"{prefix}.q_norm.weight", f"{prefix}.k_norm.weight")
     moe = standard_parts.softmax_moe(
         config,
         f"{standard_parts.layer_prefix(index)}.mlp",
         num_experts=standard_parts.expert_count(config),
         intermediate_size=config.integer("intermediate_size"),
     )
-    return standard_parts.layer(index, attention, moe)
+    return standard_parts.layer(index, replace(attention, projection_norm=norm), moe)

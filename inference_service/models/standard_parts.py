@@ -5,7 +5,6 @@ from inference_service.models.attention_spec import (
     AnyAttentionSpec,
     AttentionSpec,
     HeadNormSpec,
-    HeadStepSpec,
 )
 from inference_service.models.config import ConfigReader
 from inference_service.models.linear_spec import LinearSpec, Module, SiteSpec
@@ -94,7 +93,6 @@ def attention(
     bias: bool = False,
     output_bias: bool = False,
     head_norm: bool = False,
-    head_steps: tuple[HeadStepSpec, ...] = (),
     scale: float | None = None,
     window: int | None = None,
     chunk: int | None = None,
@@ -115,7 +113,6 @@ def attention(
         scale=head_dim**-0.5 if scale is None else scale,
         rope=rope,
         head_norm=norms if head_norm else None,
-        head_steps=head_steps,
         window=window,
         chunk=chunk,
         sinks=f"{prefix}.sinks" if sinks else None,
@@ -130,7 +127,6 @@ def configured_attention(
     bias: bool,
     output_bias: bool,
     head_norm: bool = False,
-    head_steps: tuple[HeadStepSpec, ...] = (),
     scale: float | None = None,
     window: int | None = None,
     chunk: int | None = None,
@@ -147,7 +143,6 @@ def configured_attention(
         bias=bias,
         output_bias=output_bias,
         head_norm=head_norm,
-        head_steps=head_steps,
         scale=scale,
         window=window,
         chunk=chunk,

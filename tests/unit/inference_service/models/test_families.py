@@ -20,8 +20,8 @@ from inference_service.models import (
 from inference_service.models.attention_spec import (
     AttentionSpec,
     LatentAttentionSpec,
-    PairwiseRotarySpec,
     QueryTemperatureSpec,
+    UnitNormSpec,
 )
 from inference_service.models.config import ConfigReader
 from inference_service.models.lora_sites import lora_schema
@@ -172,27 +172,30 @@ def test_llama4_without_lists() -> None:
     kinds = [type(layer.mlp) for layer in spec.layers]
     assert kinds == [DenseMlpSpec, MoeSpec] * 4
     for index, attention in enumerate(attention_of(spec)):
-        first = attention.head_steps[0]
         if index % 4 == 3:
-            assert (first, attention.chunk) == (QueryTemperatureSpec(0.1, 16), None)
+            assert attention.temperature == QueryTemperatureSpec(0.1, 16)
+            assert (attention.rope, attention.head_norm, attention.chunk) == (None, None, None)
         else:
-            assert isinstance(first, PairwiseRotarySpec)
-            assert attention.chunk == 32
+            assert attention.temperature is None
+            assert attention.rope is not None
+            assert (attention.is_pairwise, attention.norms_rotated, attention.chunk) == (True, True, 32)
+            assert attention.head_norm == UnitNormSpec()
     kinds = ["chunked_attention"] * 3 + ["full_attention"]
     assert declared("llama4", layer_types=kinds) == declared("llama4")
     default = declared("llama4", attention_chunk_size=None)
     assert [attention.chunk for attention in attention_of(default)] == [8192, 8192, 8192, None]
     plain = declared("llama4", use_qk_norm=False, attn_temperature_tuning=False)
-    assert [len(attention.head_steps) for attention in attention_of(plain)] == [1, 1, 1, 0]
+    assert [attention.head_norm for attention in attention_of(plain)] == [None] * 4
+    assert [attention.temperature for attention in attention_of(plain)] == [None] * 4
 
 
 def test_llama4_rope_of_one_frequency_factor_is_finite() -> None:
     """Scout's low and high factors are equal: nothing lies between them."""
     rope = config_of("llama4")["rope_scaling"] | {"high_freq_factor": 1.0}
-    step = attention_of(declared("llama4", rope_scaling=rope))[0].head_steps[0]
-    assert isinstance(step, PairwiseRotarySpec)
-    assert step.rope.high_freq_factor == step.rope.low_freq_factor
-    assert rope_table(step.rope, 512, CPU).isfinite().all()
+    read = attention_of(declared("llama4", rope_scaling=rope))[0].rope
+    assert read is not None
+    assert read.high_freq_factor == read.low_freq_factor
+    assert rope_table(read, 512, CPU).isfinite().all()
 
 
 def test_text_model_inside_a_multimodal_checkpoint(tmp_path: Path) -> None:
@@ -242,9 +245,8 @@ def test_what_a_config_leaves_out_is_the_familys_own(model: str, theta: float, e
     """Base of the rotation and epsilon of the norms, as transformers has them."""
     spec = declared(model, rope_theta=None, rms_norm_eps=None)
     attention = attention_of(spec)[0]
-    steps = [step.rope for step in attention.head_steps if isinstance(step, PairwiseRotarySpec)]
-    ropes = [attention.rope] if attention.rope is not None else steps
-    assert ([rope.theta for rope in ropes], spec.norm_eps) == ([theta], eps)
+    assert attention.rope is not None
+    assert (attention.rope.theta, spec.norm_eps) == (theta, eps)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -30,6 +30,28 @@ def test_one_call_is_three() -> None:
     assert torch.equal(caches[1], caches[3])
 
 
+def test_neighbours_turn_as_complex_numbers_and_are_normed_behind() -> None:
+    """Llama 4's order, in float64: rotation of pairs, norm without a weight, a factor for queries alone."""
+    heads = torch.randn(3, 8, 6)
+    positions, slots = torch.tensor([0, 3, 17]), torch.tensor([2, 0, 3])
+    angles = torch.arange(18, dtype=torch.float64)[:, None] / 100.0 ** (torch.arange(3) / 3)
+    table, factors = torch.stack((angles.cos(), angles.sin()), 1).float(), torch.rand(18) + 0.5
+    keys, values = torch.zeros(2, 1, 4, 2, 6).unbind(0)
+    q = attention_inputs(
+        heads.clone(), keys, values, slots, norm_weight=torch.ones(6, 6), eps=1e-5, positions=positions,
+        table=table, interleaved=True, norms_rotated=True, factors=factors,
+    )  # fmt: skip
+    pairs = torch.view_as_complex(heads[:, :6].double().unflatten(-1, (3, 2)).contiguous())
+    turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)[positions, None])
+    turned = turned.flatten(-2)
+    normed = turned / (turned.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(
+        q.double(), normed[:, :4] * factors[positions, None, None], atol=1e-5, rtol=1e-5
+    )
+    torch.testing.assert_close(keys[0, slots].double(), normed[:, 4:], atol=1e-5, rtol=1e-5)
+    assert torch.equal(values[0, slots], heads[:, 6:])
+
+
 def test_misfits_are_refused() -> None:
     """Caches of another width, norm weights of other heads, a table without positions, odd scales."""
     heads, cache, slots = torch.zeros(2, 6, 8), torch.zeros(1, 4, 2, 8), torch.zeros(2, dtype=torch.int64)
