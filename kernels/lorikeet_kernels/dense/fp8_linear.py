@@ -37,14 +37,19 @@ def fp8_linear(
         return fp8_linear_reference(x, weight, bias, batch_invariant=batch_invariant)
     out_features, in_features = weight.shape
     num_rows = x.shape[0]
-    rows = quantize_rows(x.contiguous(), weight.activations)
-    is_torch = uses_torch(num_rows, out_features, in_features, weight.kind) and x.dtype == torch.bfloat16
-    if is_torch and not batch_invariant:
+    is_torch = (
+        x.dtype == torch.bfloat16
+        and weight.block_of_row is None
+        and not batch_invariant
+        and uses_torch(num_rows, out_features, in_features, weight.kind)
+    )
+    rows = quantize_rows(x.contiguous(), weight.activations, by_group=is_torch)
+    if is_torch:
         return torch._scaled_mm(  # noqa: SLF001 # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
             rows.values,
             weight.values.t(),
             scale_a=rows.scales,
-            scale_b=weight.scales.view(1, -1),
+            scale_b=weight.scales.t() if weight.kind == "block" else weight.scales.view(1, -1),
             bias=bias,
             out_dtype=torch.bfloat16,
         )

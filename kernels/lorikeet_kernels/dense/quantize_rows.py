@@ -50,7 +50,10 @@ class ActivationScaling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedRows:
-    """Quantised activations: `values` in the shape of x, `scales` [rows, groups] float32."""
+    """Quantised activations: `values` in the shape of x, `scales` [rows, groups] float32.
+
+    Scales lie a row after the other, or a group after the other (strides 1, rows), as torch's product asks.
+    """
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -106,7 +109,7 @@ def _saturate(value, LARGEST: tl.constexpr):
 def _quantize_groups_kernel(
     q_ptr, s_ptr, x_ptr, num_units,
     IN: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, UNITS: tl.constexpr,
-    LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr,
+    BY_GROUP: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """UNITS groups, which may belong to several rows."""
     if PDL:
@@ -123,7 +126,10 @@ def _quantize_groups_kernel(
     scale = tl.div_rn(tl.where(peak < SMALLEST_PEAK, SMALLEST_PEAK, peak), LARGEST)
     value = _saturate(tl.div_rn(x, scale[:, None] + tl.zeros_like(x)), LARGEST)
     tl.store(q_ptr + at, value.to(q_ptr.dtype.element_ty), mask=inside)
-    tl.store(s_ptr + unit, scale, mask=unit < num_units)
+    place = unit
+    if BY_GROUP:
+        place = unit % GROUPS * (num_units // GROUPS) + unit // GROUPS
+    tl.store(s_ptr + place, scale, mask=unit < num_units)
 
 
 @triton.jit
@@ -152,30 +158,32 @@ def _quantize_rows_kernel(
     tl.store(s_ptr + row, scale)
 
 
-def quantize_rows(x: torch.Tensor, scaling: ActivationScaling) -> QuantizedRows:
-    """Quantise `x` [..., in], contiguous."""
+def quantize_rows(x: torch.Tensor, scaling: ActivationScaling, *, by_group: bool = False) -> QuantizedRows:
+    """Quantise `x` [..., in], contiguous; with `by_group` scales of "group" lie a group after the other."""
     if not x.is_contiguous() or x.shape[-1] == 0:
         raise ValueError(f"quantize_rows: x {tuple(x.shape)}, strides {x.stride()}: pass contiguous rows")
     if x.device.type == "cpu" or x.numel() == 0:
         return quantize_rows_reference(x, scaling)
-    return launch_quantize(x, scaling)
+    return launch_quantize(x, scaling, by_group=by_group and scaling.kind == "group")
 
 
-def launch_quantize(x: torch.Tensor, scaling: ActivationScaling) -> QuantizedRows:
+def launch_quantize(x: torch.Tensor, scaling: ActivationScaling, *, by_group: bool = False) -> QuantizedRows:
     """Launch, for at least one row; `quantize_rows` on a GPU, and what the interpreter tests."""
     in_features = x.shape[-1]
     rows, groups = x.numel() // in_features, num_groups(in_features, scaling)
     values = torch.empty(x.shape, dtype=E4M3, device=x.device)
-    scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
+    lying = (groups, rows) if by_group else (rows, groups)
+    scales = torch.empty(lying, dtype=torch.float32, device=x.device)
     pdl = x.device.type == "cuda"
     dependent = {"launch_pdl": True} if pdl else {}
     if scaling.kind == "group":
         _quantize_groups_kernel[(triton.cdiv(rows * groups, _UNITS),)](
             values, scales, x, rows * groups,
-            IN=in_features, GROUPS=groups, GROUP=GROUP, UNITS=_UNITS, LARGEST=LARGEST,
+            IN=in_features, GROUPS=groups, GROUP=GROUP, UNITS=_UNITS, BY_GROUP=by_group,
+            LARGEST=LARGEST,
             SMALLEST_PEAK=SMALLEST_PEAK, PDL=pdl, num_warps=4, **dependent,
         )  # fmt: skip
-        return QuantizedRows(values, scales)
+        return QuantizedRows(values, scales.t() if by_group else scales)
     block = triton.next_power_of_2(in_features)
     _quantize_rows_kernel[(rows,)](
         values, scales, x, x if scaling.scale is None else scaling.scale, scaling.bound or 0.0,

@@ -7,6 +7,9 @@ MULTIPROCESSORS = 132
 MAX_OWN_ROWS = 64
 """Up to so many rows a projection is bound by its matrix's bytes, and computed by the own kernel."""
 
+TORCH_TAKES_BLOCKS = False
+"""Whether block scales go to torch's product too: not before it is measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class DenseTiles:
@@ -39,5 +42,10 @@ def select_dense(num_rows: int, out_features: int, in_features: int) -> DenseTil
 
 
 def uses_torch(num_rows: int, out_features: int, in_features: int, kind: str) -> bool:
-    """Whether torch's scaled product computes it: many rows, one scale a row, and sizes that it takes."""
-    return kind == "channel" and num_rows > MAX_OWN_ROWS and out_features % 16 == 0 and in_features % 16 == 0
+    """Whether torch's scaled product computes it: many rows, and sizes that it takes."""
+    if num_rows <= MAX_OWN_ROWS:
+        return False
+    if kind == "channel":
+        return out_features % 16 == 0 and in_features % 16 == 0
+    # block scales whose rows begin at multiples of 16 bytes
+    return TORCH_TAKES_BLOCKS and out_features % 128 == 0 and in_features % 512 == 0

@@ -108,8 +108,12 @@ def test_quantized_rows_have_the_references_bits(shape: tuple[int, ...], dtype: 
         ActivationScaling("token", bound=9.0),
         ActivationScaling("static", torch.tensor([0.03], device=GPU)),
     ):
-        got, expected = quantize_rows(x, scaling), quantize_rows_reference(x, scaling)
+        expected = quantize_rows_reference(x, scaling)
+        other = quantize_rows(x, scaling, by_group=True)
+        got = quantize_rows(x, scaling)
         assert torch.equal(got.scales, expected.scales)
+        assert torch.equal(other.scales, expected.scales)
+        assert torch.equal(other.values.view(torch.uint8), got.values.view(torch.uint8))
         assert torch.equal(got.values.view(torch.uint8), expected.values.view(torch.uint8))
 
 
