@@ -28,8 +28,8 @@ class Hidden:
 class ForwardPass:
     """The model with its cache, its adapters and the tokens that the device keeps. One caller: the runner.
 
-    In decode steps of fixed shapes the parts of LoRA that `lora_beside` names run on a second stream beside
-    the base's ops: graphs keep that; without one the host's further calls would cost more than they bring.
+    In steps of fixed shapes the parts of LoRA that `lora_beside` names run on a second stream beside the
+    base's ops: graphs keep that; without one the host's further calls would cost more than they bring.
     `sampled` holds the last token of each row of the request table, and of one row more that is nobody's.
     """
 
@@ -62,8 +62,7 @@ class ForwardPass:
         `on_host` are query starts and lengths; a captured graph, whose inputs change, has none.
         """
         starts, lengths = on_host or (None, None)
-        is_decode = inputs.shape.num_rows == inputs.shape.num_requests
-        lora = self.lora(inputs.token_slot, has_adapters=has_adapters, beside=is_decode and on_host is None)
+        lora = self.lora(inputs.token_slot, has_adapters=has_adapters, beside=on_host is None)
         batch = ForwardBatch(
             token_ids=pending_tokens(inputs.token_ids, self.sampled),
             positions=inputs.positions,

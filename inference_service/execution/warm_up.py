@@ -80,9 +80,8 @@ def launch_ops(forward: ForwardPass, limits: StepLimits) -> None:
         forward,
         max_tokens=limits.max_step_tokens,
         max_sampled=max(64, limits.max_running_requests),
-        max_requests=limits.max_running_requests,
     )
-    warm_up_moes(forward, max_tokens=limits.max_step_tokens, max_requests=limits.max_running_requests)
+    warm_up_moes(forward, max_tokens=limits.max_step_tokens)
     warm_up_attentions(
         forward,
         max_requests=limits.max_running_requests,

@@ -70,11 +70,10 @@ def check_heads(model: Decoder) -> None:
             )
 
 
-def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int, max_requests: int) -> int:
+def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) -> int:
     """Dense projections in FP8 or of few rows, and all projections' LoRA ops; how many batches it took."""
-    side = _decodes(forward).side
-    dense = range(0) if side is None else side.rows.dense
-    beside_tokens = range(dense.start, min(dense.stop, max_requests + 1))
+    side = _fixed(forward).side
+    beside_tokens = range(0) if side is None else side.rows.dense
     seen: set[object] = set()
     count = 0
     for linear, most in (
@@ -108,7 +107,7 @@ def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int, 
     return count
 
 
-def warm_up_moes(forward: ForwardPass, *, max_tokens: int, max_requests: int) -> int:
+def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
     """Routers, experts with adapters and without, their LoRA ops; returns how many batches it took."""
     seen: set[object] = set()
     count = 0
@@ -136,7 +135,7 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int, max_requests: int) ->
         if key in seen:
             continue
         seen.add(key)
-        base = _decodes(forward)
+        base = _fixed(forward)
         count += warm_up_experts(
             ExpertProjection(up.weight, up.bias, experts.row_order),
             ExpertProjection(down.weight, down.bias, None),
@@ -147,7 +146,6 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int, max_requests: int) ->
             lora=ExpertsLora(
                 base.segments, forward.tables, experts.sites.gate_up, experts.sites.down, side=base.side
             ),
-            max_beside=max_requests,
             batch_invariant=experts.batch_invariant,
         )
         count += warm_up_moe(
@@ -245,8 +243,8 @@ def _top_k(moe: Moe, num_experts: int, forward: ForwardPass) -> int:
     return int(moe.routing(logits)[1].shape[1])
 
 
-def _decodes(forward: ForwardPass) -> LoraBatch:
-    """A decode batch of one row, the base model's."""
+def _fixed(forward: ForwardPass) -> LoraBatch:
+    """A batch of one row, the base model's, as in steps of fixed shapes."""
     slots = torch.full((1,), -1, dtype=torch.int32, device=_device(forward))
     return forward.lora(slots, has_adapters=True, beside=True)
 

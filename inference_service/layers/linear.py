@@ -42,7 +42,7 @@ class Linear:
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """Project `x` [T, in] to [T, out]; rows with an adapter get its delta added, of `x` as it is."""
-        y = self._base(x)
+        y = self.base(x)
         if lora.is_active:
             self._adapt(y, x, lora, accumulate=True)
         return y
@@ -52,23 +52,13 @@ class Linear:
         side = lora.side
         if not lora.is_active or side is None or x.shape[0] not in side.rows.dense:
             return Projected(self(x, lora))
-        delta = self._empty_delta(x)
-        y = side.beside(lambda: self._base(x), lambda: self._adapt(delta, x, lora, accumulate=False))
+        shape = (x.shape[0], sum(self.sites.out_features))
+        delta = torch.empty(shape, dtype=torch.float32, device=x.device)
+        y = side.beside(lambda: self.base(x), lambda: self._adapt(delta, x, lora, accumulate=False))
         return Projected(y, delta)
 
-    def delta(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor | None:
-        """What the adapters add to a projection that another op makes, float32; None where no row has one."""
-        if not lora.is_active:
-            return None
-        delta = self._empty_delta(x)
-        self._adapt(delta, x, lora, accumulate=False)
-        return delta
-
-    def _empty_delta(self, x: torch.Tensor) -> torch.Tensor:
-        shape = (x.shape[0], sum(self.sites.out_features))
-        return torch.empty(shape, dtype=torch.float32, device=x.device)
-
-    def _base(self, x: torch.Tensor) -> torch.Tensor:
+    def base(self, x: torch.Tensor) -> torch.Tensor:
+        """The projection without adapters."""
         if isinstance(self.weight, Fp8Weight):
             return fp8_linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
         return linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)

@@ -17,6 +17,7 @@ from lorikeet_kernels.experts.moe_sum import moe_sum
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight
 from lorikeet_kernels.experts.router_logits import LogitParts, router_in_parts
+from lorikeet_kernels.experts.routing import MAX_LORA_ROWS, RouterLora
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 
@@ -28,10 +29,10 @@ class Routing(Protocol):
         self,
         logits: torch.Tensor | LogitParts,
         *,
-        delta: torch.Tensor | None = None,
+        lora: RouterLora | None = None,
         source_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `lorikeet_kernels.experts.routing`, also for `delta` and `source_rows`."""
+        """See `lorikeet_kernels.experts.routing`, also for `lora` and `source_rows`."""
         ...
 
 
@@ -160,8 +161,8 @@ class Moe:
         self, x: torch.Tensor, lora: LoraBatch, source_rows: torch.Tensor | None = None
     ) -> Projected:
         """[T, H] to [T, H]; where `source_rows` [T] are given, row t is routed as that row is."""
-        logits, delta = self._logits(x, lora)
-        topk_weights, topk_ids = self.routing(logits, delta=delta, source_rows=source_rows)
+        logits, adapters = self._logits(x, lora)
+        topk_weights, topk_ids = self.routing(logits, lora=adapters, source_rows=source_rows)
         routed = x
         if self.scales_input:
             routed = (x * topk_weights).to(x.dtype)
@@ -171,12 +172,15 @@ class Moe:
 
     def _logits(
         self, x: torch.Tensor, lora: LoraBatch
-    ) -> tuple[torch.Tensor | LogitParts, torch.Tensor | None]:
-        """The router's logits and what its adapters add, where that is still apart."""
+    ) -> tuple[torch.Tensor | LogitParts, RouterLora | None]:
+        """The router's logits, and its adapters where routing adds them."""
+        if lora.is_active and x.shape[0] > MAX_LORA_ROWS:
+            return self.router(x, lora), None
+        (site,) = self.router.sites.indices
+        adapters = RouterLora(x, lora.segments, lora.tables, site) if lora.is_active else None
         weight = self.router.weight
         if isinstance(weight, torch.Tensor) and not self.router.batch_invariant:
             parts = router_in_parts(x, weight, self.router.bias)
             if parts is not None:
-                return parts, self.router.delta(x, lora)
-        projected = self.router.beside(x, lora)
-        return projected.y, projected.delta
+                return parts, adapters
+        return self.router.base(x), adapters

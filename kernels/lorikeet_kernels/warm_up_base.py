@@ -40,13 +40,12 @@ def warm_up_experts(
     top_k: int,
     max_tokens: int,
     lora: ExpertsLora | None = None,
-    max_beside: int = 0,
     batch_invariant: bool = False,
 ) -> int:
     """Launch each distinct kernel of a layer's experts; returns how many batches it took.
 
     With `lora` (whose segments are taken for their workspace and number of slots) also what a batch with
-    adapters launches here; the LoRA ops have `warm_up`. Its second stream is for up to `max_beside` tokens.
+    adapters launches here; the LoRA ops have `warm_up`.
     """
     num_experts, num_rows, hidden = gate_up.weight.shape
     device = torch.device("cuda", torch.cuda.current_device())
@@ -56,13 +55,13 @@ def warm_up_experts(
         pairs = num_tokens * top_k
         shape = MoeShape(experts_kind(gate_up.weight), hidden, num_rows // 2, num_experts, pairs)
         tiles = select_experts(shape, name, batch_invariant=batch_invariant)
-        ways = _lora_ways(lora, num_tokens, max_beside)
-        beside = [way.side_of(part, num_tokens) for way in ways if way for part in ("gate_up", "down")]
+        parts = ("gate_up", "down", "grouped")
+        beside = [lora.side_of(part, num_tokens) is not None for part in parts] if lora else []
         choice = (
             tiles,
             cut_kind(pairs),
             _lora_choice(lora, hidden, num_rows, num_experts, pairs, name),
-            tuple(side is not None for side in beside),
+            *beside,
         )
         if choice in seen:
             continue
@@ -71,7 +70,7 @@ def warm_up_experts(
         ids = torch.zeros((num_tokens, top_k), dtype=torch.int32, device=device)
         ids += torch.arange(top_k, dtype=torch.int32, device=device)
         weights = torch.ones((num_tokens, top_k), dtype=torch.float32, device=device)
-        for way in ways:
+        for way in _lora_ways(lora):
             adapters = None if way is None else way.without_adapters(num_tokens)
             moe_experts(
                 x, weights, ids, gate_up, down, activation, lora=adapters, batch_invariant=batch_invariant
@@ -134,12 +133,12 @@ def warm_up_fp8_linear(
     return len(seen)
 
 
-def _lora_ways(lora: ExpertsLora | None, num_tokens: int, max_beside: int) -> list[ExpertsLora | None]:
-    """Without adapters; with them; and beside the base, where a batch is small enough."""
+def _lora_ways(lora: ExpertsLora | None) -> list[ExpertsLora | None]:
+    """Without adapters; with them; and beside the base."""
     if lora is None:
         return [None]
     ways = [None, replace(lora, side=None)]
-    return [*ways, lora] if lora.side is not None and num_tokens <= max_beside else ways
+    return ways if lora.side is None else [*ways, lora]
 
 
 def _lora_choice(

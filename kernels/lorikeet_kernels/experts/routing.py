@@ -3,9 +3,13 @@
 All maths in float32, whatever the logits' dtype. Equal scores choose the lower expert id, on every device,
 so that a tie never makes two runs differ. Weights [T, K] float32, ids [T, K] int32, best first.
 
-With `delta` [T, E] float32, what adapters add, the logits are those sums, rounded to the logits' dtype. With
-`source_rows` [T] int64 token t is routed by the logits of row source_rows[t]. Logits may be parts, which are
-added up first.
+With `lora` the logits are those of the router with each row's adapter, the sum rounded to the logits' dtype.
+With `source_rows` [T] int64 token t is routed as row source_rows[t]. Logits may be parts, which are added up
+first.
+
+Adapters seldom touch the router: a kernel of a token a program that finds none costs a look-up, where LoRA as
+a launch of its own costs one, also beside the projection (gpt-oss-20b on an H200: 2 to 6 us a layer). Where
+there is one, a program reads the router's A and B by itself: 190 KB at rank 32, predicted 5 us.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -13,13 +17,33 @@ added up first.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from lorikeet_kernels.experts.router_logits import LogitParts
+from lorikeet_kernels.lora.lora_linear import lora_linear
+from lorikeet_kernels.lora.lora_segments import LoraSegments
+from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.row_delta import row_delta
+from lorikeet_kernels.lora.site_lookup import find_site
+
+MAX_LORA_ROWS = 256
+"""Beyond, rows share adapters and `lora_linear` reads their weights less often."""
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLora:
+    """The adapters of the router's site, and the rows [T, H] that they see."""
+
+    x: torch.Tensor
+    segments: LoraSegments
+    tables: LoraTables
+    site: int
 
 
 def route_softmax_reference(
@@ -115,12 +139,13 @@ def _allowed_experts(biased, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexp
 
 
 def _final_logits(
-    logits: torch.Tensor | LogitParts, delta: torch.Tensor | None, source_rows: torch.Tensor | None
+    logits: torch.Tensor | LogitParts, lora: RouterLora | None, source_rows: torch.Tensor | None
 ) -> torch.Tensor:
     if isinstance(logits, LogitParts):
         logits = logits.whole()
-    if delta is not None:
-        logits = (logits.float() + delta).to(logits.dtype)
+    if lora is not None:
+        logits = logits.clone()
+        lora_linear(logits, lora.x, lora.segments, lora.tables, (lora.site,), (logits.shape[1],))
     return logits if source_rows is None else logits.index_select(0, source_rows)
 
 
@@ -138,16 +163,30 @@ def _sum_parts(
     return tl.where(inside, (total + bias).to(DTYPE), float("-inf"))
 
 
+@triton.jit
+def _sum_in_any_order(values):
+    """The sum of values from 0 to 1 in fixed point; NaN where one is NaN.
+
+    Base rows have the same bits in batches with adapters and without, which are two kernels: how a compiler
+    spreads a row over threads must not decide in which order it adds up.
+    """
+    exact = tl.sum((values * 1099511627776.0).to(tl.int64), axis=0)  # 2**40
+    return exact.to(tl.float32) * (1.0 / 1099511627776.0) + tl.sum(values, axis=0) * 0.0
+
+
 # where a bias lies decides nothing: a model's biases lie anywhere
 @triton.jit(
-    do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows_ptr", "bias_ptr", "router_bias_ptr"]
+    do_not_specialize=["num_rows", "site", "num_sites", "num_slots"],
+    do_not_specialize_on_alignment=["rows_ptr", "bias_ptr", "router_bias_ptr"],
 )
 def _route_kernel(
-    logits_ptr, delta_ptr, rows_ptr, bias_ptr, router_bias_ptr, weights_ptr, ids_ptr, num_rows, scale,
+    logits_ptr, rows_ptr, bias_ptr, router_bias_ptr, weights_ptr, ids_ptr, x_ptr, token_slot_ptr, arena_ptr,
+    a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, site, num_sites, num_slots, num_rows, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TOP_K_P2: tl.constexpr, BLOCK: tl.constexpr,
     SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexpr,
-    RENORMALIZE: tl.constexpr, HAS_DELTA: tl.constexpr, HAS_ROWS: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_ROUTER_BIAS: tl.constexpr, DTYPE: tl.constexpr, PDL: tl.constexpr,
+    RENORMALIZE: tl.constexpr, HAS_LORA: tl.constexpr, HAS_ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_ROUTER_BIAS: tl.constexpr, DTYPE: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
@@ -158,6 +197,10 @@ def _route_kernel(
     row = token
     if HAS_ROWS:
         row = tl.load(rows_ptr + token)
+    if HAS_LORA:
+        slot = tl.load(token_slot_ptr + row)
+        a_offset, rank, _ = find_site(a_offset_ptr, rank_ptr, num_a_ptr, slot, site, num_sites, num_slots, 0)
+        b_offset, _, _ = find_site(b_offset_ptr, rank_ptr, num_a_ptr, slot, site, num_sites, num_slots, 0)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -165,15 +208,16 @@ def _route_kernel(
         logits = _sum_parts(logits_ptr, router_bias, row, num_rows, lane, NUM_EXPERTS, SPLITS, DTYPE)
     else:
         logits = tl.load(logits_ptr + row * NUM_EXPERTS + lane, mask=inside, other=float("-inf"))
-    if HAS_DELTA:
-        delta = tl.load(delta_ptr + row * NUM_EXPERTS + lane, mask=inside, other=0.0)
+    if HAS_LORA:
+        x_row = x_ptr + row * K
+        delta = row_delta(x_row, arena_ptr, a_offset, b_offset, rank, lane, inside, K, BLOCK_K, 16)
         logits = (logits.to(tl.float32) + delta).to(logits.dtype)
     logits = logits.to(tl.float32)
     if SIGMOID:
         score = 1.0 / (1.0 + tl.exp(-logits))
     else:
         shifted = tl.exp(logits - tl.max(logits, axis=0))
-        score = shifted / tl.sum(shifted, axis=0)
+        score = shifted / _sum_in_any_order(shifted)
     key = logits
     if HAS_BIAS:
         key = score + tl.load(bias_ptr + lane, mask=inside, other=0.0).to(tl.float32)
@@ -184,20 +228,23 @@ def _route_kernel(
     chosen = tl.zeros([TOP_K_P2], tl.int32)
     weights = tl.zeros([TOP_K_P2], tl.float32)
     taken = lane < 0
+    total = 0.0
     for k in tl.static_range(TOP_K):
         winner = tl.argmax(tl.where(taken, float("-inf"), key), axis=0, tie_break_left=True)
         taken = taken | (lane == winner)
         chosen = tl.where(place == k, winner, chosen)
-        weights = tl.where(place == k, tl.sum(tl.where(lane == winner, score, 0.0), axis=0), weights)
+        weight = tl.sum(tl.where(lane == winner, score, 0.0), axis=0)
+        weights = tl.where(place == k, weight, weights)
+        total += weight
     if RENORMALIZE:
-        weights = weights / (tl.sum(weights, axis=0) + 1e-20)
+        weights = weights / (total + 1e-20)
     tl.store(ids_ptr + token * TOP_K + place, chosen, mask=place < TOP_K)
     tl.store(weights_ptr + token * TOP_K + place, weights * scale, mask=place < TOP_K)
 
 
 def route_rows(
     logits: torch.Tensor | LogitParts,
-    delta: torch.Tensor | None,
+    lora: RouterLora | None,
     source_rows: torch.Tensor | None,
     correction_bias: torch.Tensor | None,
     top_k: int,
@@ -210,8 +257,8 @@ def route_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch; every rule on a GPU, and what the interpreter tests.
 
-    Biases and `source_rows` are read while the launch before still runs: they must be older than it. A delta
-    may come from another stream, after whose join a launch waits for what is before it in any case.
+    Biases, `source_rows`, adapters' tables and slots are read while the launch before still runs: they must
+    be older than it.
     """
     router_bias = splits = None
     dtype = logits.dtype
@@ -223,22 +270,28 @@ def route_rows(
     block = triton.next_power_of_2(num_experts)
     if num_groups > 1 and (block != num_experts or triton.next_power_of_2(num_groups) != num_groups):
         raise ValueError(f"{num_experts} experts in {num_groups} groups: grouped routing takes powers of two")
-    if delta is not None and (delta.shape != logits.shape[-2:] or delta.dtype != torch.float32):
-        raise ValueError(f"router's delta {delta.dtype} {tuple(delta.shape)}: pass float32, shaped as logits")
+    if lora is not None and (lora.x.shape[0] != num_tokens or not lora.x.is_contiguous()):
+        raise ValueError(f"router's adapters see rows {tuple(lora.x.shape)} for {num_tokens} tokens")
     if source_rows is not None and source_rows.shape != (num_tokens,):
         raise ValueError(f"{tuple(source_rows.shape)} source rows for {num_tokens} tokens")
-    pdl = logits.device.type == "cuda" and delta is None
+    pdl = logits.device.type == "cuda"
+    hidden, tables = 0, (logits,) * 7
+    sizes = (0, 0, 0)
+    if lora is not None:
+        t, hidden = lora.tables, lora.x.shape[1]
+        tables = (lora.x, lora.segments.token_slot, t.arena, t.a_offset, t.b_offset, t.rank, t.num_a)
+        sizes = (lora.site, t.rank.shape[1], t.rank.shape[0])
     if num_tokens > 0:
         _route_kernel[(num_tokens,)](
-            logits.contiguous(), logits if delta is None else delta.contiguous(),
-            logits if source_rows is None else source_rows,
+            logits.contiguous(), logits if source_rows is None else source_rows,
             logits if correction_bias is None else correction_bias,
-            logits if router_bias is None else router_bias, weights, ids, num_tokens, scale,
+            logits if router_bias is None else router_bias, weights, ids, *tables, *sizes, num_tokens, scale,
             NUM_EXPERTS=num_experts, TOP_K=top_k, TOP_K_P2=triton.next_power_of_2(top_k), BLOCK=block,
             SIGMOID=sigmoid, HAS_BIAS=correction_bias is not None, NUM_GROUPS=num_groups,
-            TOP_K_GROUPS=top_k_groups, RENORMALIZE=renormalize, HAS_DELTA=delta is not None,
+            TOP_K_GROUPS=top_k_groups, RENORMALIZE=renormalize, HAS_LORA=lora is not None,
             HAS_ROWS=source_rows is not None, SPLITS=splits or 0, HAS_ROUTER_BIAS=router_bias is not None,
-            DTYPE=_TYPES[dtype], PDL=pdl, num_warps=1, **({"launch_pdl": True} if pdl else {}),
+            DTYPE=_TYPES[dtype], K=hidden, BLOCK_K=min(1024, triton.next_power_of_2(max(16, hidden))),
+            PDL=pdl, num_warps=1 if lora is None else 4, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
     return weights, ids
 
@@ -248,14 +301,14 @@ def route_softmax(
     top_k: int,
     *,
     renormalize: bool,
-    delta: torch.Tensor | None = None,
+    lora: RouterLora | None = None,
     source_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `route_softmax_reference`; `logits` [T, E]."""
     if logits.device.type == "cpu":
-        logits = _final_logits(logits, delta, source_rows)
+        logits = _final_logits(logits, lora, source_rows)
         return route_softmax_reference(logits, top_k, renormalize=renormalize)
-    return route_rows(logits, delta, source_rows, None, top_k, sigmoid=False, renormalize=renormalize)
+    return route_rows(logits, lora, source_rows, None, top_k, sigmoid=False, renormalize=renormalize)
 
 
 def route_sigmoid_grouped(
@@ -267,13 +320,13 @@ def route_sigmoid_grouped(
     top_k_groups: int,
     renormalize: bool,
     scale: float,
-    delta: torch.Tensor | None = None,
+    lora: RouterLora | None = None,
     source_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `route_sigmoid_grouped_reference`; `logits` [T, E], `correction_bias` [E]."""
     if logits.device.type == "cpu":
         return route_sigmoid_grouped_reference(
-            _final_logits(logits, delta, source_rows),
+            _final_logits(logits, lora, source_rows),
             correction_bias,
             top_k,
             num_groups=num_groups,
@@ -283,7 +336,7 @@ def route_sigmoid_grouped(
         )
     return route_rows(
         logits,
-        delta,
+        lora,
         source_rows,
         correction_bias,
         top_k,
@@ -302,26 +355,26 @@ def route_softmax_grouped(
     num_groups: int,
     top_k_groups: int,
     scale: float,
-    delta: torch.Tensor | None = None,
+    lora: RouterLora | None = None,
     source_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `route_softmax_grouped_reference`; `logits` [T, E]. The kernel knows no groups of this kind."""
     if logits.device.type == "cpu" or num_groups > 1:
-        logits = _final_logits(logits, delta, source_rows)
+        logits = _final_logits(logits, lora, source_rows)
         return route_softmax_grouped_reference(
             logits, top_k, num_groups=num_groups, top_k_groups=top_k_groups, scale=scale
         )
-    return route_rows(logits, delta, source_rows, None, top_k, sigmoid=False, scale=scale)
+    return route_rows(logits, lora, source_rows, None, top_k, sigmoid=False, scale=scale)
 
 
 def route_sigmoid(
     logits: torch.Tensor | LogitParts,
     top_k: int,
     *,
-    delta: torch.Tensor | None = None,
+    lora: RouterLora | None = None,
     source_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `route_sigmoid_reference`; `logits` [T, E]."""
     if logits.device.type == "cpu":
-        return route_sigmoid_reference(_final_logits(logits, delta, source_rows), top_k)
-    return route_rows(logits, delta, source_rows, None, top_k, sigmoid=True)
+        return route_sigmoid_reference(_final_logits(logits, lora, source_rows), top_k)
+    return route_rows(logits, lora, source_rows, None, top_k, sigmoid=True)

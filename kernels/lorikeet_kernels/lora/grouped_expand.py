@@ -54,6 +54,7 @@ def _grouped_expand_kernel(
     HALVES: tl.constexpr, MAX_RANK: tl.constexpr, RANK_P2: tl.constexpr, RANK_CHUNK: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPAN: tl.constexpr,
     STAGES: tl.constexpr, HAS_WEIGHT: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
     left = tl.load(blocks_ptr + block * 4 + 1)
@@ -92,7 +93,8 @@ def _grouped_expand_kernel(
         first = ((tile - tile0) * SPAN + step) * BLOCK_N
         n = first + tl.arange(0, BLOCK_N)
         mask = row_mask[:, None] & (n < width)[None, :]
-        before = tl.load(out_row + n[None, :], mask=mask, other=0.0)
+        if ACCUMULATE:
+            before = tl.load(out_row + n[None, :], mask=mask, other=0.0)
         if INTERLEAVED:
             # gate's and up's columns are computed apart and joined in registers: each has a vector of its own
             even = first + 2 * tl.arange(0, BLOCK_N // 2)
@@ -115,8 +117,9 @@ def _grouped_expand_kernel(
                 acc = dot_exact(h, _load_rows(b_ptr, row + n, n < width, r, rank), acc)
         if INTERLEAVED:
             acc = tl.reshape(tl.join(gate, up), [BLOCK_M, BLOCK_N])
-        total = before.to(tl.float32) + acc
-        tl.store(out_row + n[None, :], total.to(out_ptr.dtype.element_ty), mask=mask)
+        if ACCUMULATE:
+            acc = before.to(tl.float32) + acc
+        tl.store(out_row + n[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def grouped_expand(
@@ -130,8 +133,12 @@ def grouped_expand(
     tiles: ExpandTiles,
     *,
     interleaved: bool = False,
+    accumulate: bool = True,
 ) -> None:
-    """Launch as a dependent of grouped_shrink; `out` has a row a pair, `h` is as grouped_shrink left it."""
+    """Launch as a dependent of grouped_shrink; `out` has a row a pair, `h` is as grouped_shrink left it.
+
+    Without `accumulate` the delta is stored, and rows without an adapter stay as they are.
+    """
     splits, num_pairs, num_launch_sites, halves, max_rank = h.shape
     num_slots, num_sites = tables.rank.shape
     described, num_tiles = describe_lanes(lanes, tiles.block_n * tiles.span)
@@ -145,5 +152,5 @@ def grouped_expand(
         HALVES=halves, MAX_RANK=max_rank, RANK_P2=rank_p2, RANK_CHUNK=min(MAX_RANK_CHUNK, rank_p2),
         SPLITS=splits, BLOCK_M=groups.block_m, BLOCK_N=tiles.block_n, SPAN=tiles.span,
         STAGES=tiles.num_stages, HAS_WEIGHT=topk_weights is not None, INTERLEAVED=interleaved,
-        PDL=pdl, num_warps=tiles.num_warps, **({"launch_pdl": True} if pdl else {}),
+        PDL=pdl, ACCUMULATE=accumulate, num_warps=tiles.num_warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

@@ -176,4 +176,4 @@ def lora_linear(
     padded = (*sites, *(sites[0],) * (MAX_SITES - len(sites)))
     grouped_shrink(h, x, segments.blocks, tables, padded, shrink_tiles, x_div=1)
     expand_tiles = select_expand(shape, segments.blocks.block_m, device)
-    grouped_expand(out, h, None, segments.blocks, tables, padded, lanes, expand_tiles)
+    grouped_expand(out, h, None, segments.blocks, tables, padded, lanes, expand_tiles, accumulate=accumulate)

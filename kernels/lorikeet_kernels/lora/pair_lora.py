@@ -13,7 +13,7 @@ such pairs keep their bits, or get NO_DELTA where the delta alone is stored.
 
 A dense site's launch may start while the launch before it still runs (PDL): it reads weights and tables ahead
 and waits before it touches what that launch may write. Routed ids may come from a launch just before, so a
-MoE's does not.
+MoE's does not. Every launch lets the one after start ahead of its own end: an expert GEMM fetches weights.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -178,9 +178,9 @@ def _pair_lora_kernel(
     LANES: tl.constexpr, NUM_LANES: tl.constexpr, TILES: tl.constexpr, NUM_LAUNCH_SITES: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, RANK_P2: tl.constexpr, SLOT_SCAN: tl.constexpr,
-    SPIN_LIMIT: tl.constexpr, PDL: tl.constexpr,
+    SPIN_LIMIT: tl.constexpr, PDL: tl.constexpr, SIGNALS: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
+    if SIGNALS:
         tl.extra.cuda.gdc_launch_dependents()
     PARTS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * SPLITS
     program = tl.program_id(0)
@@ -249,7 +249,8 @@ def pair_lora(
     seen = workspace.zeroed(("seen", *key), MAX_PAIRS * first)
     padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
     programs = num_pairs * (len(sites) * chunks * splits + first)
-    pdl = topk_ids is None and accumulate and out.device.type == "cuda"
+    on_gpu = out.device.type == "cuda"
+    pdl = topk_ids is None and accumulate and on_gpu
     _pair_lora_kernel[(programs,)](
         out, x, tables.arena, tables.a_offset, tables.b_offset, tables.rank, tables.num_a, token_slot,
         token_slot if topk_ids is None else topk_ids,
@@ -261,5 +262,6 @@ def pair_lora(
         NUM_LAUNCH_SITES=len(sites), ROWS=rows, CHUNKS=chunks, SPLITS=splits,
         BLOCK_K=tiles.block_k, BLOCK_N=block_n, RANK_P2=rank_p2,
         SLOT_SCAN=triton.next_power_of_2(num_slots) if tiles.slot_scan and num_slots <= 32 else 0,
-        SPIN_LIMIT=SPIN_LIMIT, PDL=pdl, num_warps=num_warps, **({"launch_pdl": True} if pdl else {}),
+        SPIN_LIMIT=SPIN_LIMIT, PDL=pdl, SIGNALS=on_gpu, num_warps=num_warps,
+        **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

@@ -27,6 +27,7 @@ class BesideRows:
     dense: range = range(1, MAX_ROWS + 1)
     gate_up: range = range(8, 49)
     down: range = range(1, MAX_ROWS + 1)
+    grouped: range = range(0)
 
 
 FASTER_BESIDE: dict[str, BesideRows] = {"NVIDIA H200": BesideRows()}

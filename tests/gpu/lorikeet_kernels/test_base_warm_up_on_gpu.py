@@ -72,7 +72,7 @@ def test_experts(packed: bool, compiled: list[str]) -> None:
         down_site=1, row_order="interleaved", max_tokens=most,
     )  # fmt: skip
     count = warm_up_experts(
-        gate_up, down, activation, dtype=BF16, top_k=top_k, max_tokens=most, lora=adapters(1), max_beside=64
+        gate_up, down, activation, dtype=BF16, top_k=top_k, max_tokens=most, lora=adapters(1)
     )
     assert 3 <= count < 60
     compiled.clear()
@@ -86,7 +86,7 @@ def test_experts(packed: bool, compiled: list[str]) -> None:
         ids = torch.rand(num_tokens, experts, device=GPU).topk(top_k, dim=1).indices.to(torch.int32)
         weights = torch.rand(num_tokens, top_k, device=GPU)
         beside = adapters(num_tokens)
-        for lora in (None, replace(beside, side=None), beside if num_tokens <= 64 else None):
+        for lora in (None, replace(beside, side=None), beside):
             moe_experts(x, weights, ids, gate_up, down, activation, lora=lora)
     torch.cuda.synchronize()
     assert compiled == []

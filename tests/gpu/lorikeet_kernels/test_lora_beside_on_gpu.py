@@ -17,13 +17,20 @@ from lorikeet_kernels.experts.moe_experts import (
     moe_experts,
 )
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
-from lorikeet_kernels.experts.routing import route_sigmoid, route_softmax
+from lorikeet_kernels.experts.routing import RouterLora, route_softmax
 from lorikeet_kernels.lora.lora_linear import lora_linear
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.lora.side_stream import SideStream
-from lorikeet_kernels.testing import TOLERANCE, SiteShape, SlotSite, make_tables, relative_error
+from lorikeet_kernels.testing import (
+    TOLERANCE,
+    SiteShape,
+    SlotSite,
+    exact_delta,
+    make_tables,
+    relative_error,
+)
 from lorikeet_kernels.tiling.lora_overlap import BesideRows
 
 GPU = torch.device("cuda")
@@ -107,7 +114,7 @@ def test_dense_delta_beside_the_base(num_tokens: int, max_rank: int) -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 13, 300])
 def test_readers_of_a_delta(num_tokens: int) -> None:
-    """Norm, activation, attention's inputs and routing: as if the rounded sum had been stored before."""
+    """Norm, activation and attention's inputs: as if the rounded sum had been stored before."""
 
     def pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         y, delta = torch.randn(shape, device=GPU).to(BF16), torch.randn(shape, device=GPU)
@@ -137,17 +144,51 @@ def test_readers_of_a_delta(num_tokens: int) -> None:
     assert torch.equal(caches[0], caches[2])
     assert torch.equal(caches[1], caches[3])
 
-    y, delta, whole = pair(num_tokens, 32)
-    source = torch.randint(0, num_tokens, (num_tokens,), device=GPU)
-    for got, expected in (
-        (
-            route_softmax(y, 4, renormalize=True, delta=delta, source_rows=source),
-            route_softmax(whole[source], 4, renormalize=True),
-        ),
-        (route_sigmoid(y, 1, delta=delta), route_sigmoid(whole, 1)),
-    ):
-        assert torch.equal(got[0], expected[0])
-        assert torch.equal(got[1], expected[1])
+
+@pytest.mark.parametrize("num_tokens", [1, 13, 64, 256])
+@pytest.mark.parametrize("experts", [32, 128])
+def test_routing_with_adapters(num_tokens: int, experts: int) -> None:
+    """Logits of the router with each row's adapter, against float64; rows of others, the same bits each time.
+
+    Logits far apart, so that no choice depends on a rounding; slots without a router adapter leave weights
+    and choice as they are.
+    """
+    hidden = 2880
+    tables = make_tables(
+        [SiteShape(hidden, experts)], [[SlotSite(32)], [SlotSite(0)], [SlotSite(7)]], dtype=BF16
+    )
+    slots = (torch.arange(num_tokens, dtype=torch.int32) % 4).to(torch.int32) - 1
+    if num_tokens == 1:
+        slots += 1
+    x = torch.randn(num_tokens, hidden).to(BF16)
+    logits = torch.stack([torch.randperm(experts) for _ in range(num_tokens)]).to(BF16)
+    deltas = [
+        exact_delta(x[t], tables, int(slots[t]), 0, 0, experts, "concatenated") for t in range(num_tokens)
+    ]
+    source = torch.randint(0, num_tokens, (num_tokens,))
+    lora = RouterLora(x.to(GPU), make_lora_segments(slots.to(GPU), 3, LoraWorkspace(GPU)), to_gpu(tables), 0)
+    for rows in (None, source):
+        whole = (logits.double() + torch.stack(deltas)).to(BF16)
+        whole = whole if rows is None else whole[rows]
+        first = None
+        for _ in range(10):
+            got = route_softmax(
+                logits.to(GPU), 4, renormalize=True, lora=lora,
+                source_rows=None if rows is None else rows.to(GPU),
+            )  # fmt: skip
+            first = got if first is None else first
+            assert torch.equal(got[0], first[0])
+            assert torch.equal(got[1], first[1])
+        assert first is not None
+        # the values of what was chosen are the best there are, whatever the order of near-ties
+        best = whole.float().topk(4).values
+        chosen = whole.float().gather(1, first[1].cpu().long())
+        torch.testing.assert_close(chosen, best, rtol=0.02, atol=0.02)
+    base = route_softmax(logits.to(GPU), 4, renormalize=True)
+    got = route_softmax(logits.to(GPU), 4, renormalize=True, lora=lora)
+    same = ((slots < 0) | (slots == 1)).to(GPU)
+    assert torch.equal(got[0][same], base[0][same])
+    assert torch.equal(got[1][same], base[1][same])
 
 
 @pytest.mark.parametrize("kind", ["mxfp4", "bf16"])

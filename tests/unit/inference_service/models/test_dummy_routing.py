@@ -96,8 +96,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[list[np.ndarray]]:
 def recorded(routing: Callable[..., Any], into: list[np.ndarray]) -> Callable[[torch.Tensor], Any]:
     """The same rule, taken down."""
 
-    def route(logits: torch.Tensor) -> Any:
-        weights, ids = routing(logits)
+    def route(logits: torch.Tensor, **rest: Any) -> Any:
+        weights, ids = routing(logits, **rest)
         into.append(ids.numpy().copy())
         return weights, ids
 

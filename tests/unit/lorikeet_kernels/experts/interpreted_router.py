@@ -7,8 +7,9 @@ float16 only: the interpreter multiplies bfloat16 as bit patterns.
 import torch
 
 from lorikeet_kernels.experts.router_logits import router_logits, router_logits_reference
-from lorikeet_kernels.experts.routing import route_rows
-from lorikeet_kernels.testing import TOLERANCE, relative_error
+from lorikeet_kernels.experts.routing import RouterLora, route_rows
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.testing import TOLERANCE, SiteShape, SlotSite, make_tables, relative_error
 from lorikeet_kernels.tiling.router_tiles import RouterTiles
 
 
@@ -41,11 +42,13 @@ def check_routing() -> None:
             x = torch.randn(6, 72, generator=generator).to(dtype)
             bias = torch.randn(experts, generator=generator).to(dtype)
             correction = torch.randn(experts, generator=generator)
-            delta = torch.randn(6, experts, generator=generator)
+            tables = make_tables([SiteShape(72, experts)], [[SlotSite(8)], [SlotSite(3)]], dtype=dtype)
+            slots = torch.tensor([0, 1, -1, 0, 1, 1], dtype=torch.int32)
+            lora = RouterLora(x, make_lora_segments(slots, 2), tables, 0)
             source = torch.tensor([5, 0, 2, 2, 1, 3])
             for added in (None, bias):
                 parts = router_logits(x, weight, added, RouterTiles(32, 4))
-                for d, rows in ((None, None), (delta, None), (None, source), (delta, source)):
+                for d, rows in ((None, None), (lora, None), (None, source), (lora, source)):
                     for rule in (
                         {"correction_bias": None, "sigmoid": False, "renormalize": True},
                         {"correction_bias": None, "sigmoid": True},

@@ -5,25 +5,39 @@ TRITON_INTERPRET is read when a kernel is defined, so it must be set before the 
 
 import torch
 
-from lorikeet_kernels.experts.routing import route_rows, route_sigmoid, route_sigmoid_grouped, route_softmax
+from lorikeet_kernels.experts.routing import (
+    RouterLora,
+    route_rows,
+    route_sigmoid,
+    route_sigmoid_grouped,
+    route_softmax,
+)
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
 
 
 def check_routing() -> None:
-    """Every rule with a delta, with source rows and with both, over numbers of experts that need a mask."""
-    for experts in (13, 32):
-        logits, delta = torch.randn(7, experts).half(), torch.randn(7, experts)
+    """Every rule with adapters of several ranks, with source rows and with both, a mask for the experts."""
+    for experts, hidden in ((13, 45), (32, 1300)):
+        x = torch.randn(7, hidden)
+        tables = make_tables(
+            [SiteShape(hidden, 8), SiteShape(hidden, experts)],
+            [[SlotSite(8), SlotSite(rank)] for rank in (8, 0, 24)],
+            dtype=torch.float32,
+        )
+        segments = make_lora_segments(torch.tensor([0, -1, 2, 1, 2, 0, -1], dtype=torch.int32), 3)
+        logits, bias = torch.randn(7, experts), torch.randn(experts)
         rows = torch.tensor([0, 1, 2, 3, 4, 1, 0])
-        bias = torch.randn(experts)
-        for added in (None, delta):
+        for lora in (None, RouterLora(x, segments, tables, 1)):
             for source in (None, rows):
-                both = {"delta": added, "source_rows": source}
+                both = {"lora": lora, "source_rows": source}
                 pairs = [
                     (
-                        route_rows(logits, added, source, None, 4, sigmoid=False, renormalize=True),
+                        route_rows(logits, lora, source, None, 4, sigmoid=False, renormalize=True),
                         route_softmax(logits, 4, renormalize=True, **both),
                     ),
                     (
-                        route_rows(logits, added, source, None, 1, sigmoid=True),
+                        route_rows(logits, lora, source, None, 1, sigmoid=True),
                         route_sigmoid(logits, 1, **both),
                     ),
                 ]
@@ -31,13 +45,18 @@ def check_routing() -> None:
                     groups = {"num_groups": 8, "top_k_groups": 4, "renormalize": True, "scale": 2.5}
                     pairs.append(
                         (
-                            route_rows(logits, added, source, bias, 4, sigmoid=True, **groups),
+                            route_rows(logits, lora, source, bias, 4, sigmoid=True, **groups),
                             route_sigmoid_grouped(logits, bias, 4, **groups, **both),
                         )
                     )
                 for got, expected in pairs:
                     assert torch.equal(got[1], expected[1])
-                    torch.testing.assert_close(got[0], expected[0])
+                    torch.testing.assert_close(got[0], expected[0], rtol=1e-4, atol=1e-5)
+        without = route_softmax(logits, 4, renormalize=True)
+        chosen = route_rows(logits, RouterLora(x, segments, tables, 1), None, None, 4, sigmoid=False)[1]
+        same = segments.token_slot % 2 != 0
+        assert torch.equal(chosen[same], without[1][same])
+        assert not torch.equal(chosen, without[1])
 
 
 if __name__ == "__main__":

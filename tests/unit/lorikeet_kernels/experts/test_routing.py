@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from lorikeet_kernels.experts.router_logits import LogitParts
 from lorikeet_kernels.experts.routing import (
+    RouterLora,
     route_sigmoid,
     route_sigmoid_grouped,
     route_softmax,
     route_softmax_grouped,
 )
+from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.testing import SiteShape, SlotSite, exact_delta, make_tables
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 300])
@@ -85,12 +89,17 @@ def test_sigmoid_top1() -> None:
     torch.testing.assert_close(weights, torch.sigmoid(torch.tensor([[2.0]])))
 
 
-def test_a_delta_is_added_and_rounded_and_rows_route_as_others() -> None:
-    """As if the sum had been stored, and the rows picked, before."""
+def test_adapters_are_added_and_rounded_and_rows_route_as_others() -> None:
+    """As if the sum had been stored, and the rows picked, before; logits in parts are added up first."""
     generator = torch.Generator().manual_seed(5)
-    logits = torch.randn(7, 16, generator=generator).bfloat16()
-    delta, rows = torch.randn(7, 16, generator=generator), torch.tensor([0, 6, 2, 2, 4, 5, 0])
-    stored = (logits.double() + delta.double()).bfloat16()[rows]
+    parts = torch.randn(2, 7, 16, generator=generator)
+    logits = parts.sum(0).bfloat16()
+    x, rows = torch.randn(7, 24, generator=generator).bfloat16(), torch.tensor([0, 6, 2, 2, 4, 5, 0])
+    tables = make_tables([SiteShape(24, 16)], [[SlotSite(5)], [SlotSite(0)], [SlotSite(16)]], dtype=x.dtype)
+    slots = torch.tensor([0, -1, 2, 1, 2, 0, -1], dtype=torch.int32)
+    lora = RouterLora(x, make_lora_segments(slots, 3), tables, 0)
+    deltas = [exact_delta(x[t], tables, int(slots[t]), 0, 0, 16, "concatenated") for t in range(7)]
+    stored = (logits.double() + torch.stack(deltas)).bfloat16()[rows]
     bias = torch.randn(16, generator=generator)
     grouped = {"num_groups": 4, "top_k_groups": 2, "scale": 2.5}
     for route in (
@@ -99,10 +108,11 @@ def test_a_delta_is_added_and_rounded_and_rows_route_as_others() -> None:
         partial(route_softmax_grouped, top_k=3, **grouped),
         partial(route_sigmoid_grouped, correction_bias=bias, top_k=3, renormalize=True, **grouped),
     ):
-        weights, ids = route(logits, delta=delta, source_rows=rows)
         expected, expected_ids = route(stored)
-        assert torch.equal(weights, expected)
-        assert torch.equal(ids, expected_ids)
+        for given in (logits, LogitParts(parts, None, torch.bfloat16)):
+            weights, ids = route(given, lora=lora, source_rows=rows)
+            torch.testing.assert_close(weights, expected, rtol=0.02, atol=1e-3)
+            assert torch.equal(ids, expected_ids)
 
 
 def test_kernel_matches_references_under_the_interpreter() -> None:

@@ -19,6 +19,7 @@ from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
+from lorikeet_kernels.lora.no_delta import NO_DELTA
 from lorikeet_kernels.lora.output_lanes import gate_up_lanes, site_lanes
 from lorikeet_kernels.lora.pair_lora import pair_lora
 from lorikeet_kernels.lora.segment_lora import segment_lora
@@ -71,6 +72,12 @@ def check_moe(dtype: torch.dtype, num_a: int, row_order: RowOrder, num_tokens: i
     grouped_expand(
         out, h, None, blocks, tables, (0, 0, 0), lanes, ExpandTiles(32, 2), interleaved=interleaved
     )
+    delta = torch.full_like(expected, NO_DELTA)
+    grouped_expand(
+        delta, h, None, blocks, tables, (0, 0, 0), lanes, ExpandTiles(32, 2), interleaved=interleaved,
+        accumulate=False,
+    )  # fmt: skip
+    check_delta(delta, out, slots)
     h = torch.full((2, num_tokens * TOP_K, 1, 1, tables.max_rank), float("nan"))
     grouped_shrink(h, act, blocks, tables, (1, 1, 1), ShrinkTiles(32, 2), x_div=1)
     grouped_expand(down, h, weights, blocks, tables, (1, 1, 1), down_lanes, ExpandTiles(32))
