@@ -1,6 +1,7 @@
 """Which ops of a model can be launched in which shapes, and each distinct one launched once. GPU only."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -18,6 +19,7 @@ from lorikeet_kernels.attention.paged_attention import MAX_DIM
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_kind
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
+from lorikeet_kernels.experts.routing import RouterLora
 from lorikeet_kernels.warm_up import warm_up_linear, warm_up_moe
 from lorikeet_kernels.warm_up_base import (
     warm_up_attention,
@@ -125,8 +127,9 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
         if isinstance(router.weight, torch.Tensor) and not router.batch_invariant and made not in seen:
             seen.add(made)
             dtype = forward.tables.arena.dtype
+            adapters = partial(_router_lora, forward, router.sites.indices[0])
             count += warm_up_router(
-                router.weight, router.bias, moe.routing, dtype=dtype, max_tokens=max_tokens
+                router.weight, router.bias, moe.routing, adapters, dtype=dtype, max_tokens=max_tokens
             )
         top_k = _top_k(moe, num_experts, forward)
         biases = (up.bias is None, down.bias is None)
@@ -247,6 +250,13 @@ def _fixed(forward: ForwardPass) -> LoraBatch:
     """A batch of one row, the base model's, as in steps of fixed shapes."""
     slots = torch.full((1,), -1, dtype=torch.int32, device=_device(forward))
     return forward.lora(slots, has_adapters=True, beside=True)
+
+
+def _router_lora(forward: ForwardPass, site: int, x: torch.Tensor) -> RouterLora:
+    """Rows of the base model in a batch that has adapters."""
+    slots = torch.full((x.shape[0],), -1, dtype=torch.int32, device=x.device)
+    lora = forward.lora(slots, has_adapters=True)
+    return RouterLora(x, lora.segments, lora.tables, site)
 
 
 def _sizes(cache: LayerCache) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from lorikeet_kernels.dense.linear import linear
 from lorikeet_kernels.experts.expert_blocks import cut_kind
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_kind, moe_experts
 from lorikeet_kernels.experts.router_logits import BLOCK_ROWS, router_in_parts
+from lorikeet_kernels.experts.routing import RouterLora
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.sampling.penalties import Penalties, penalize
 from lorikeet_kernels.sampling.sample_rows import FEW_ROWS, sample_rows
@@ -95,23 +96,25 @@ def warm_up_router(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     routing: Callable[..., object],
+    adapters: Callable[[torch.Tensor], RouterLora],
     *,
     dtype: torch.dtype,
     max_tokens: int,
 ) -> int:
-    """As `warm_up_experts`, for a router whose logits come in parts, and the routing of these."""
-    num_experts, hidden = weight.shape
+    """As `warm_up_experts`, for a router whose logits come in parts, and the routing of these.
+
+    `adapters` says which ones rows [T, H] have.
+    """
     count = 0
     for num_tokens in (1, BLOCK_ROWS + 1):
-        x = torch.zeros((num_tokens, hidden), dtype=dtype, device=weight.device)
+        x = torch.zeros((num_tokens, weight.shape[1]), dtype=dtype, device=weight.device)
         parts = router_in_parts(x, weight, bias) if num_tokens <= max_tokens else None
         if parts is None:
             continue
         count += 1
-        delta = torch.zeros((num_tokens, num_experts), dtype=torch.float32, device=weight.device)
         rows = torch.zeros(num_tokens, dtype=torch.int64, device=weight.device)
-        for added, source_rows in product((None, delta), (None, rows)):
-            routing(parts, delta=added, source_rows=source_rows)
+        for lora, source_rows in product((None, adapters(x)), (None, rows)):
+            routing(parts, lora=lora, source_rows=source_rows)
     return count
 
 
