@@ -40,6 +40,16 @@ def fetch_rows(
     )
 
 
+@gluon.jit
+def fetch_run(place, size, WARPS: gl.constexpr):
+    """Fetch `size` bytes from `place` on, where that is more than none."""
+    i = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+    gl.inline_asm_elementwise(
+        FETCH, "=r,l,r", [(place + i * 0).to(gl.int64, bitcast=True), gl.where(i == 0, size, 0)],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
 def can_fetch(rows: torch.Tensor, lanes: Sequence[PairLane] = ()) -> bool:
     """Whether every row of `rows`, and within it every lane, starts and ends at a multiple of 16 bytes."""
     columns = (rows.shape[-1], *(lane.column for lane in lanes), *(lane.width for lane in lanes))

@@ -7,8 +7,8 @@ very registers from which the tensor cores read it (16 bytes a lane along the co
 no shared memory and no barrier; each 64 columns of the contraction have an accumulator of their own, so that
 a product's latency is four multiplications long whatever BLOCK_K is; blocks and sites without weights cost a
 program that goes at once; programs are small enough that the next
-launch's are resident, weights in registers, while this one runs. Before the wait lines of x and of out are
-fetched into L2: where all writes meet, so that nothing fetched early is stale.
+launch's are resident, weights in registers, while this one runs. Before the wait lines of x
+and of out are fetched into L2: where all writes meet, so that nothing fetched early is stale.
 
 Predicted for 32 tokens over 8 slots of rank 16, us (floor, what `segment_lora` takes): gpt-oss-20b qkv 2.7
 (1.0, 4.4), o 2.4 (0.6, 3.6), Qwen3-32B qkv 3.6 (1.9, 5.9), o 2.9 (1.1, 5.0), Llama-3.3-70B qkv 4.3 (2.5,
@@ -24,8 +24,6 @@ own, since all its words flip together. 16-bit dtypes only.
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 # pyright: reportUnnecessaryComparison=false
 
-from functools import cache
-
 import torch
 import triton
 from triton.experimental import gluon
@@ -33,12 +31,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from lorikeet_kernels.launch.grid_dependency import launch_next_grid, wait_for_grid
-from lorikeet_kernels.lora.fetch_rows import can_fetch, fetch_rows
+from lorikeet_kernels.lora.fetch_rows import can_fetch, fetch_rows, fetch_run
 from lorikeet_kernels.lora.group_blocks import GroupBlocks
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.lora.output_lanes import PairLane, describe_lanes
 from lorikeet_kernels.lora.pair_lora import MAX_SITES, SPIN_LIMIT
+from lorikeet_kernels.lora.part_sums import sum_parts, wait_for_parts, waiting_sum
 from lorikeet_kernels.tiling import MAX_SEGMENT_BLOCKS, RegisterTiles
 
 
@@ -62,12 +61,23 @@ def _find_site(offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2
 
 
 @gluon.jit
+def _find_span(index, SPANS: gl.constexpr, NUM_LAUNCH_SITES: gl.constexpr):
+    """(first column, columns) of the launch's site `index`."""
+    column, width = 0, 0
+    for site in gl.static_range(NUM_LAUNCH_SITES):
+        column = gl.where(index == site, SPANS[site][0], column)
+        width = gl.where(index == site, SPANS[site][1], width)
+    return column, width
+
+
+@gluon.jit
 def _shrink_part(
-    x_ptr, arena_ptr, pairs_ptr, partial_ptr, turn_ptr, program, split, chunk, index, block, left, offset,
-    rank, num_a,
-    K: gl.constexpr, NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr,
-    SPLITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr,
-    WARPS: gl.constexpr, VECTOR: gl.constexpr, PDL: gl.constexpr, FETCH: gl.constexpr,
+    out_ptr, x_ptr, arena_ptr, pairs_ptr, partial_ptr, turn_ptr, program, split, chunk, index, block, left,
+    offset, rank, num_a, b_offset,
+    K: gl.constexpr, N: gl.constexpr, SPANS: gl.constexpr, SLICE: gl.constexpr,
+    NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr, SPLITS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr,
+    WARPS: gl.constexpr, VECTOR: gl.constexpr, PDL: gl.constexpr, FETCH: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
@@ -90,6 +100,12 @@ def _shrink_part(
     if FETCH:
         if index == 0:
             fetch_rows(x_ptr, pairs_ptr, block, left, split * BLOCK_K, K, K, BLOCK_K, BLOCK_M, WARPS)
+        if AHEAD and chunk == 0:
+            column, width = _find_span(index, SPANS, NUM_LAUNCH_SITES)
+            begin = column + split * SLICE
+            fetch_rows(out_ptr, pairs_ptr, block, left, begin, column + width, N, SLICE, BLOCK_M, WARPS)
+            rows = gl.minimum(SLICE, width - split * SLICE)
+            fetch_run(arena_ptr + b_offset + (split * SLICE * rank).to(gl.int64), rows * rank * 2, WARPS)
     if PDL:
         wait_for_grid()
     turn = gl.load(turn_ptr + program, volatile=True)  # else it is loaded last, and waited for
@@ -108,100 +124,6 @@ def _shrink_part(
     flipped = (turn & 1) ^ 1
     gl.store(place, (part.to(gl.int32, bitcast=True) & -2) | flipped)
     gl.store(turn_ptr + program, flipped)
-
-
-@cache
-def _waiting_sum(splits: int, vector: int, stride: int) -> str:
-    """PTX of one thread's wait: load `vector` words of each split until all carry the phase, then sum them.
-
-    Takes `vector` addresses, of which the first counts, as many phases and as many flags of whether the words
-    are wanted; gives the sums, NaN where the wait reached its limit.
-    """
-    first = 2 * vector  # the phases' operands
-    words = [[f"w{split}_{i}" for i in range(vector)] for split in range(splits)]
-    width = f".v{vector}" if vector > 1 else ""
-    lines = [
-        ".reg .pred p, q;",
-        ".reg .b32 late, spins, differing;",
-        f".reg .b32 {', '.join(w for row in words for w in row)};",
-        ".reg .f32 f;",
-        *(f"mov.b32 ${i}, 0;" for i in range(vector)),
-        f"setp.eq.b32 p, ${first + vector}, 0;",
-        "@p bra DONE;",
-        "mov.b32 spins, 0;",
-        "AGAIN:",
-    ]
-    for split, row in enumerate(words):
-        target = f"{{{', '.join(row)}}}" if vector > 1 else row[0]
-        lines.append(f"ld.relaxed.gpu.global{width}.b32 {target}, [${vector} + {split * stride}];")
-    lines.append("mov.b32 late, 0;")
-    for word in (w for row in words for w in row):
-        lines += [f"xor.b32 differing, {word}, ${first};", "or.b32 late, late, differing;"]
-    lines += [
-        "and.b32 late, late, 1;",
-        "add.u32 spins, spins, 1;",
-        "setp.ne.b32 p, late, 0;",
-        f"setp.lt.u32 q, spins, {SPIN_LIMIT};",
-        "and.pred q, p, q;",
-        "@q bra AGAIN;",
-    ]
-    for i in range(vector):
-        for row in words:
-            lines += [f"and.b32 {row[i]}, {row[i]}, -2;", f"mov.b32 f, {row[i]};", f"add.f32 ${i}, ${i}, f;"]
-        lines.append(f"@p mov.b32 ${i}, 0x7fc00000;")
-    lines += ["DONE:"]
-    return "{ " + " ".join(lines) + " }"
-
-
-@gluon.jit
-def _wait_for_parts(
-    part_ptr, expected, left, rank,
-    H_ROWS: gl.constexpr, BLOCK_M: gl.constexpr, RANK_P2: gl.constexpr, HELD: gl.constexpr,
-    VECTOR: gl.constexpr, WAITING_SUM: gl.constexpr, OPERANDS: gl.constexpr,
-):  # fmt: skip
-    """As `_sum_parts`, each thread for its own words: no vote, so no barrier, before they are used."""
-    m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, HELD))
-    r = gl.arange(0, RANK_P2, layout=gl.SliceLayout(0, HELD))
-    wanted = (m < left)[:, None] & (r < rank)[None, :]
-    place = part_ptr + m[:, None] * H_ROWS + r[None, :]
-    phase = gl.full([BLOCK_M, RANK_P2], 0, gl.int32, layout=HELD) + expected
-    return gl.inline_asm_elementwise(
-        WAITING_SUM,
-        OPERANDS,
-        [place.to(gl.int64, bitcast=True), phase, wanted.to(gl.int32)],
-        dtype=gl.float32,
-        is_pure=False,
-        pack=VECTOR,
-    )
-
-
-@gluon.jit
-def _sum_parts(
-    part_ptr, expected, left, rank,
-    H_ROWS: gl.constexpr, STRIDE: gl.constexpr, SPLITS: gl.constexpr, BLOCK_M: gl.constexpr,
-    RANK_P2: gl.constexpr, SPIN_LIMIT: gl.constexpr, HELD: gl.constexpr,
-):  # fmt: skip
-    """The rank vectors [BLOCK_M, RANK_P2]: the splits' words, in order, once all carry the phase.
-
-    HELD gives a word to one thread only, so that no two read it at different moments.
-    """
-    m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, HELD))
-    r = gl.arange(0, RANK_P2, layout=gl.SliceLayout(0, HELD))
-    wanted = (m < left)[:, None] & (r < rank)[None, :]
-    place = part_ptr + m[:, None] * H_ROWS + r[None, :]
-    late = 1
-    spins = 0
-    h = gl.zeros([BLOCK_M, RANK_P2], gl.float32, layout=HELD)
-    while (late != 0) & (spins < SPIN_LIMIT):
-        h = gl.zeros([BLOCK_M, RANK_P2], gl.float32, layout=HELD)
-        differing = gl.zeros([BLOCK_M, RANK_P2], gl.int32, layout=HELD)
-        for split in gl.static_range(SPLITS):
-            words = gl.load(place + split * STRIDE, mask=wanted, other=0, volatile=True)
-            h += (words & -2).to(gl.float32, bitcast=True)
-            differing |= words ^ expected
-        late = gl.max(gl.max(gl.where(wanted, differing & 1, 0), axis=1), axis=0)
-        spins += 1
-    return gl.where(late == 0, h, float("nan"))
 
 
 @gluon.jit
@@ -257,11 +179,11 @@ def _expand_tile(
     part_ptr = partial_ptr + block.to(gl.int64) * (SPLITS * STRIDE) + index * (BLOCK_M * H_ROWS)
     part_ptr += gl.where(num_a == 2, half * rank, 0)
     if PDL:
-        h = _wait_for_parts(
+        h = wait_for_parts(
             part_ptr, expected, left, rank, H_ROWS, BLOCK_M, RANK_P2, HELD, VECTOR, WAITING_SUM, OPERANDS
         )
     else:
-        h = _sum_parts(
+        h = sum_parts(
             part_ptr, expected, left, rank, H_ROWS, STRIDE, SPLITS, BLOCK_M, RANK_P2, SPIN_LIMIT, HELD
         )
     h = gl.convert_layout(h, H)
@@ -277,11 +199,12 @@ def _expand_tile(
 def _register_segments_kernel(
     out_ptr, x_ptr, arena_ptr, a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr,
     num_blocks_ptr, partial_ptr, turn_ptr, seen_ptr, capacity, site0, site1, site2, num_sites,
-    K: gl.constexpr, N: gl.constexpr, LANES: gl.constexpr, NUM_LANES: gl.constexpr, TILES: gl.constexpr,
+    K: gl.constexpr, N: gl.constexpr, SPANS: gl.constexpr, SLICE: gl.constexpr, LANES: gl.constexpr,
+    NUM_LANES: gl.constexpr, TILES: gl.constexpr,
     NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr, SPLITS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr,
     RANK_P2: gl.constexpr, SPIN_LIMIT: gl.constexpr, WARPS: gl.constexpr, VECTOR: gl.constexpr,
-    PDL: gl.constexpr, FETCH: gl.constexpr, WAITING_SUM: gl.constexpr,
+    PDL: gl.constexpr, FETCH: gl.constexpr, AHEAD: gl.constexpr, WAITING_SUM: gl.constexpr,
     OPERANDS: gl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -303,11 +226,14 @@ def _register_segments_kernel(
             a_offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2, num_sites
         )
         if rank > 0:
+            b_offset, _, _ = _find_site(
+                b_offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2, num_sites
+            )
             _shrink_part(
-                x_ptr, arena_ptr, pairs_ptr, partial_ptr, turn_ptr, program, split, chunk, index, block, left,
-                offset, rank, num_a,
-                K, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_K, GROUPS, WARPS, VECTOR, PDL,
-                FETCH,
+                out_ptr, x_ptr, arena_ptr, pairs_ptr, partial_ptr, turn_ptr, program, split, chunk, index,
+                block, left, offset, rank, num_a, b_offset,
+                K, N, SPANS, SLICE, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_K, GROUPS, WARPS,
+                VECTOR, PDL, FETCH, AHEAD,
             )  # fmt: skip
         elif PDL:
             if program == 0:
@@ -325,8 +251,14 @@ def _register_segments_kernel(
                 out_ptr, arena_ptr, pairs_ptr, partial_ptr, seen_ptr + block * TILES + tile, block,
                 (tile - first) * BLOCK_N, index, half, column, row, width, left, offset, rank, num_a,
                 N, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_N, RANK_P2, SPIN_LIMIT, WARPS,
-                HELD, PDL, FETCH, VECTOR, WAITING_SUM, OPERANDS,
+                HELD, PDL, FETCH and not AHEAD, VECTOR, WAITING_SUM, OPERANDS,
             )  # fmt: skip
+
+
+def _spans(lanes: tuple[PairLane, ...], num_sites: int) -> tuple[tuple[int, int], ...]:
+    """(first column, columns) of each of the launch's sites; a site's lanes lie side by side."""
+    of_sites = [[lane for lane in lanes if lane.site == site] for site in range(num_sites)]
+    return tuple((min(lane.column for lane in of), sum(lane.width for lane in of)) for of in of_sites)
 
 
 def register_segments(
@@ -338,11 +270,14 @@ def register_segments(
     lanes: tuple[PairLane, ...],
     tiles: RegisterTiles,
     workspace: LoraWorkspace,
+    *,
+    fetch_ahead: bool = False,
 ) -> None:
     """Launch over the token blocks of one step; `out` [T, N] and `x` [T, K] have a row a token.
 
     Weights, tables and `blocks` are read ahead of the kernel that this launch depends on: they must be older
-    than that one. `x` and `out` may be its results.
+    than that one. `x` and `out` may be its results. With `fetch_ahead` shrink programs, the first to be
+    resident, fetch what expand programs read; else those fetch their rows of `out` themselves.
     """
     if blocks.capacity > MAX_SEGMENT_BLOCKS:
         raise ValueError(
@@ -359,6 +294,7 @@ def register_segments(
     warps = tiles.num_warps
     vector = max(1, min(4, blocks.block_m * rank_p2 // (32 * warps)))
     described, num_tiles = describe_lanes(lanes, tiles.block_n)
+    spans = _spans(lanes, len(sites))
     words = len(sites) * chunks * blocks.block_m * rank_p2
     parts = len(sites) * chunks * splits
     key = ("register", *tiles.key, blocks.block_m, in_features, num_columns, words, num_tiles)
@@ -370,12 +306,14 @@ def register_segments(
     _register_segments_kernel[(blocks.capacity * (parts + num_tiles),)](
         out, x, tables.arena, tables.a_offset, tables.b_offset, tables.rank, tables.num_a, blocks.pairs,
         blocks.blocks, blocks.num_blocks, partial, turn, seen, blocks.capacity, *padded_sites, num_sites,
-        K=in_features, N=num_columns, LANES=described, NUM_LANES=len(lanes), TILES=num_tiles,
-        NUM_LAUNCH_SITES=len(sites), ROWS=rank_p2, CHUNKS=chunks, SPLITS=splits, BLOCK_M=blocks.block_m,
-        BLOCK_K=tiles.block_k, GROUPS=max(warps, min(2 * warps, tiles.block_k // 64)), BLOCK_N=tiles.block_n,
-        RANK_P2=rank_p2, SPIN_LIMIT=SPIN_LIMIT, WARPS=warps, VECTOR=vector, PDL=pdl,
-        FETCH=pdl and can_fetch(x) and can_fetch(out, lanes),
-        WAITING_SUM=_waiting_sum(splits, vector, words * 4),
+        K=in_features, N=num_columns, SPANS=spans,
+        SLICE=8 * triton.cdiv(max(width for _, width in spans), 8 * splits), LANES=described,
+        NUM_LANES=len(lanes), TILES=num_tiles, NUM_LAUNCH_SITES=len(sites), ROWS=rank_p2, CHUNKS=chunks,
+        SPLITS=splits, BLOCK_M=blocks.block_m, BLOCK_K=tiles.block_k,
+        GROUPS=max(warps, min(2 * warps, tiles.block_k // 64)), BLOCK_N=tiles.block_n, RANK_P2=rank_p2,
+        SPIN_LIMIT=SPIN_LIMIT, WARPS=warps, VECTOR=vector, PDL=pdl,
+        FETCH=pdl and can_fetch(x) and can_fetch(out, lanes), AHEAD=fetch_ahead,
+        WAITING_SUM=waiting_sum(splits, vector, words * 4),
         OPERANDS=",".join(["=f"] * vector + ["l"] * vector + ["r"] * 2 * vector),
         num_warps=warps, **({"launch_pdl": True} if pdl else {}),
         **({"maxnreg": tiles.num_registers} if tiles.num_registers else {}),

@@ -5,7 +5,8 @@ import torch
 
 gluon_stand_in.install()
 
-from lorikeet_kernels.lora import register_segments as kernel  # noqa: E402 (what it imports stands in by now)
+from lorikeet_kernels.lora import part_sums  # noqa: E402 (what it imports stands in by now)
+from lorikeet_kernels.lora import register_segments as kernel  # noqa: E402
 from lorikeet_kernels.lora.group_blocks import group_pairs  # noqa: E402
 from lorikeet_kernels.lora.lora_linear import lora_linear_reference  # noqa: E402
 from lorikeet_kernels.lora.lora_segments import make_lora_segments  # noqa: E402
@@ -50,6 +51,7 @@ def check(
 
 if __name__ == "__main__":
     gluon_stand_in.attach(kernel)
+    gluon_stand_in.attach(part_sums)
     three = [[SlotSite(8), SlotSite(0), SlotSite(16)], [SlotSite(3), SlotSite(16), SlotSite(16)]]
     check(13, 200, (48, 16, 24), (1, 1, 1), three)
     check(40, 61, (160,), (2,), [[SlotSite(5, num_a=2)], [SlotSite(16)]])
