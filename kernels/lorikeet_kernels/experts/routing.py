@@ -180,8 +180,8 @@ def _sum_in_any_order(values):
     do_not_specialize_on_alignment=["rows_ptr", "bias_ptr", "router_bias_ptr"],
 )
 def _route_kernel(
-    logits_ptr, rows_ptr, bias_ptr, router_bias_ptr, weights_ptr, ids_ptr, x_ptr, token_slot_ptr, arena_ptr,
-    a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, site, num_sites, num_slots, num_rows, scale,
+    logits_ptr, rows_ptr, bias_ptr, router_bias_ptr, weights_ptr, ids_ptr, delta_ptr, x_ptr, token_slot_ptr,
+    arena_ptr, a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, site, num_sites, num_slots, num_rows, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TOP_K_P2: tl.constexpr, BLOCK: tl.constexpr,
     SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexpr,
     RENORMALIZE: tl.constexpr, HAS_LORA: tl.constexpr, HAS_ROWS: tl.constexpr, SPLITS: tl.constexpr,
@@ -209,8 +209,15 @@ def _route_kernel(
     else:
         logits = tl.load(logits_ptr + row * NUM_EXPERTS + lane, mask=inside, other=float("-inf"))
     if HAS_LORA:
-        x_row = x_ptr + row * K
-        delta = row_delta(x_row, arena_ptr, a_offset, b_offset, rank, lane, inside, K, BLOCK_K, 16)
+        # By way of memory: from there the compiler spreads the row over threads as it does without adapters,
+        # where a warp holds it whole and reductions need no barrier.
+        at = delta_ptr + token * NUM_EXPERTS + lane
+        if rank > 0:
+            x_row = x_ptr + row * K
+            delta = row_delta(x_row, arena_ptr, a_offset, b_offset, rank, lane, inside, K, BLOCK_K, 16)
+            tl.store(at, delta, mask=inside)
+            tl.debug_barrier()
+        delta = tl.load(at, mask=inside & (rank > 0), other=0.0)
         logits = (logits.to(tl.float32) + delta).to(logits.dtype)
     logits = logits.to(tl.float32)
     if SIGMOID:
@@ -275,11 +282,12 @@ def route_rows(
     if source_rows is not None and source_rows.shape != (num_tokens,):
         raise ValueError(f"{tuple(source_rows.shape)} source rows for {num_tokens} tokens")
     pdl = logits.device.type == "cuda"
-    hidden, tables = 0, (logits,) * 7
+    hidden, tables = 0, (logits,) * 8
     sizes = (0, 0, 0)
     if lora is not None:
         t, hidden = lora.tables, lora.x.shape[1]
-        tables = (lora.x, lora.segments.token_slot, t.arena, t.a_offset, t.b_offset, t.rank, t.num_a)
+        delta = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=logits.device)
+        tables = (delta, lora.x, lora.segments.token_slot, t.arena, t.a_offset, t.b_offset, t.rank, t.num_a)
         sizes = (lora.site, t.rank.shape[1], t.rank.shape[0])
     if num_tokens > 0:
         _route_kernel[(num_tokens,)](
