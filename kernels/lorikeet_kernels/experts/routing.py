@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lorikeet_kernels.experts.expert_groups import allowed_lanes
 from lorikeet_kernels.experts.router_logits import LogitParts
 from lorikeet_kernels.lora.lora_linear import lora_linear
 from lorikeet_kernels.lora.lora_segments import LoraSegments
@@ -120,24 +121,6 @@ def _largest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     return values[:, :count].contiguous(), ids[:, :count].contiguous()
 
 
-@triton.jit
-def _allowed_experts(biased, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Which experts lie in the best groups; BLOCK is the number of experts, a power of two here."""
-    grouped = tl.reshape(biased, [NUM_GROUPS, BLOCK // NUM_GROUPS])
-    member = tl.arange(0, BLOCK // NUM_GROUPS)
-    best = tl.max(grouped, axis=1)
-    first = tl.argmax(grouped, axis=1, tie_break_left=True)
-    second = tl.max(tl.where(member[None, :] == first[:, None], float("-inf"), grouped), axis=1)
-    group_score = best + tl.where(second == float("-inf"), 0.0, second)
-    group = tl.arange(0, NUM_GROUPS)
-    chosen = tl.zeros([NUM_GROUPS], tl.int32)
-    for _ in tl.static_range(TOP_K_GROUPS):
-        winner = tl.argmax(tl.where(chosen == 1, float("-inf"), group_score), axis=0, tie_break_left=True)
-        chosen = tl.where(group == winner, 1, chosen)
-    spread = tl.broadcast_to(chosen[:, None], [NUM_GROUPS, BLOCK // NUM_GROUPS])
-    return tl.reshape(spread, [BLOCK]) == 1
-
-
 def _final_logits(
     logits: torch.Tensor | LogitParts, lora: RouterLora | None, source_rows: torch.Tensor | None
 ) -> torch.Tensor:
@@ -151,14 +134,13 @@ def _final_logits(
 
 @triton.jit
 def _sum_parts(
-    parts_ptr, bias, row, num_rows, lane,
+    parts_ptr, bias, row, num_rows, expert, inside,
     NUM_EXPERTS: tl.constexpr, SPLITS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """A row of logits from its parts, in order, rounded once; minus infinity beyond the experts."""
-    inside = lane < NUM_EXPERTS
-    total = tl.zeros(lane.shape, tl.float32)
+    total = tl.zeros(expert.shape, tl.float32)
     for split in tl.static_range(SPLITS):
-        at = parts_ptr + (split * num_rows + row) * NUM_EXPERTS + lane
+        at = parts_ptr + (split * num_rows + row) * NUM_EXPERTS + expert
         total += tl.load(at, mask=inside, other=0.0)
     return tl.where(inside, (total + bias).to(DTYPE), float("-inf"))
 
@@ -182,18 +164,22 @@ def _sum_in_any_order(values):
 def _route_kernel(
     logits_ptr, rows_ptr, bias_ptr, router_bias_ptr, weights_ptr, ids_ptr, delta_ptr, x_ptr, token_slot_ptr,
     arena_ptr, a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, site, num_sites, num_slots, num_rows, scale,
-    NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TOP_K_P2: tl.constexpr, BLOCK: tl.constexpr,
-    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_K_GROUPS: tl.constexpr,
-    RENORMALIZE: tl.constexpr, HAS_LORA: tl.constexpr, HAS_ROWS: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_ROUTER_BIAS: tl.constexpr, DTYPE: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TOP_K_P2: tl.constexpr, NUM_GROUPS: tl.constexpr,
+    NUM_GROUPS_P2: tl.constexpr, MEMBERS_P2: tl.constexpr, TOP_K_GROUPS: tl.constexpr, SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_LORA: tl.constexpr, HAS_ROWS: tl.constexpr,
+    SPLITS: tl.constexpr, HAS_ROUTER_BIAS: tl.constexpr, DTYPE: tl.constexpr, K: tl.constexpr,
+    BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
+    # a power of two of lanes for each group, so that the order of lanes is that of experts
+    MEMBERS: tl.constexpr = NUM_EXPERTS // NUM_GROUPS
+    BLOCK: tl.constexpr = NUM_GROUPS_P2 * MEMBERS_P2
     lane = tl.arange(0, BLOCK)
-    inside = lane < NUM_EXPERTS
+    inside = (lane // MEMBERS_P2 < NUM_GROUPS) & (lane % MEMBERS_P2 < MEMBERS)
+    expert = lane // MEMBERS_P2 * MEMBERS + lane % MEMBERS_P2
     router_bias = tl.zeros([BLOCK], tl.float32)
     if HAS_ROUTER_BIAS:
-        router_bias += tl.load(router_bias_ptr + lane, mask=inside, other=0.0).to(tl.float32)
+        router_bias += tl.load(router_bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)
     row = token
     if HAS_ROWS:
         row = tl.load(rows_ptr + token)
@@ -205,16 +191,18 @@ def _route_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if SPLITS > 0:
-        logits = _sum_parts(logits_ptr, router_bias, row, num_rows, lane, NUM_EXPERTS, SPLITS, DTYPE)
+        logits = _sum_parts(
+            logits_ptr, router_bias, row, num_rows, expert, inside, NUM_EXPERTS, SPLITS, DTYPE
+        )
     else:
-        logits = tl.load(logits_ptr + row * NUM_EXPERTS + lane, mask=inside, other=float("-inf"))
+        logits = tl.load(logits_ptr + row * NUM_EXPERTS + expert, mask=inside, other=float("-inf"))
     if HAS_LORA:
         # By way of memory: from there the compiler spreads the row over threads as it does without adapters,
         # where a warp holds it whole and reductions need no barrier.
-        at = delta_ptr + token * NUM_EXPERTS + lane
+        at = delta_ptr + token * NUM_EXPERTS + expert
         if rank > 0:
             x_row = x_ptr + row * K
-            delta = row_delta(x_row, arena_ptr, a_offset, b_offset, rank, lane, inside, K, BLOCK_K, 16)
+            delta = row_delta(x_row, arena_ptr, a_offset, b_offset, rank, expert, inside, K, BLOCK_K, 16)
             tl.store(at, delta, mask=inside)
             tl.debug_barrier()
         delta = tl.load(at, mask=inside & (rank > 0), other=0.0)
@@ -227,10 +215,11 @@ def _route_kernel(
         score = shifted / _sum_in_any_order(shifted)
     key = logits
     if HAS_BIAS:
-        key = score + tl.load(bias_ptr + lane, mask=inside, other=0.0).to(tl.float32)
+        key = score + tl.load(bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)
     key = tl.where(inside, key, float("-inf"))
     if NUM_GROUPS > 1:
-        key = tl.where(_allowed_experts(key, NUM_GROUPS, TOP_K_GROUPS, BLOCK), key, float("-inf"))
+        allowed = allowed_lanes(key, NUM_GROUPS_P2, MEMBERS_P2, TOP_K_GROUPS, HAS_BIAS)
+        key = tl.where(allowed, key, float("-inf"))
     place = tl.arange(0, TOP_K_P2)
     chosen = tl.zeros([TOP_K_P2], tl.int32)
     weights = tl.zeros([TOP_K_P2], tl.float32)
@@ -239,7 +228,7 @@ def _route_kernel(
     for k in tl.static_range(TOP_K):
         winner = tl.argmax(tl.where(taken, float("-inf"), key), axis=0, tie_break_left=True)
         taken = taken | (lane == winner)
-        chosen = tl.where(place == k, winner, chosen)
+        chosen = tl.where(place == k, winner // MEMBERS_P2 * MEMBERS + winner % MEMBERS_P2, chosen)
         weight = tl.sum(tl.where(lane == winner, score, 0.0), axis=0)
         weights = tl.where(place == k, weight, weights)
         total += weight
@@ -274,9 +263,8 @@ def route_rows(
     num_tokens, num_experts = logits.shape[-2:]
     weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
-    block = triton.next_power_of_2(num_experts)
-    if num_groups > 1 and (block != num_experts or triton.next_power_of_2(num_groups) != num_groups):
-        raise ValueError(f"{num_experts} experts in {num_groups} groups: grouped routing takes powers of two")
+    if num_experts % num_groups:
+        raise ValueError(f"{num_experts} experts do not make {num_groups} equal groups")
     if lora is not None and (lora.x.shape[0] != num_tokens or not lora.x.is_contiguous()):
         raise ValueError(f"router's adapters see rows {tuple(lora.x.shape)} for {num_tokens} tokens")
     if source_rows is not None and source_rows.shape != (num_tokens,):
@@ -294,10 +282,12 @@ def route_rows(
             logits.contiguous(), logits if source_rows is None else source_rows,
             logits if correction_bias is None else correction_bias,
             logits if router_bias is None else router_bias, weights, ids, *tables, *sizes, num_tokens, scale,
-            NUM_EXPERTS=num_experts, TOP_K=top_k, TOP_K_P2=triton.next_power_of_2(top_k), BLOCK=block,
-            SIGMOID=sigmoid, HAS_BIAS=correction_bias is not None, NUM_GROUPS=num_groups,
-            TOP_K_GROUPS=top_k_groups, RENORMALIZE=renormalize, HAS_LORA=lora is not None,
-            HAS_ROWS=source_rows is not None, SPLITS=splits or 0, HAS_ROUTER_BIAS=router_bias is not None,
+            NUM_EXPERTS=num_experts, TOP_K=top_k, TOP_K_P2=triton.next_power_of_2(top_k),
+            NUM_GROUPS=num_groups, NUM_GROUPS_P2=triton.next_power_of_2(num_groups),
+            MEMBERS_P2=triton.next_power_of_2(num_experts // num_groups), TOP_K_GROUPS=top_k_groups,
+            SIGMOID=sigmoid, HAS_BIAS=correction_bias is not None, RENORMALIZE=renormalize,
+            HAS_LORA=lora is not None, HAS_ROWS=source_rows is not None, SPLITS=splits or 0,
+            HAS_ROUTER_BIAS=router_bias is not None,
             DTYPE=_TYPES[dtype], K=hidden, BLOCK_K=min(1024, triton.next_power_of_2(max(16, hidden))),
             PDL=pdl, num_warps=1 if lora is None else 4, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
@@ -366,13 +356,23 @@ def route_softmax_grouped(
     lora: RouterLora | None = None,
     source_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `route_softmax_grouped_reference`; `logits` [T, E]. The kernel knows no groups of this kind."""
-    if logits.device.type == "cpu" or num_groups > 1:
+    """As `route_softmax_grouped_reference`; `logits` [T, E]."""
+    if logits.device.type == "cpu":
         logits = _final_logits(logits, lora, source_rows)
         return route_softmax_grouped_reference(
             logits, top_k, num_groups=num_groups, top_k_groups=top_k_groups, scale=scale
         )
-    return route_rows(logits, lora, source_rows, None, top_k, sigmoid=False, scale=scale)
+    return route_rows(
+        logits,
+        lora,
+        source_rows,
+        None,
+        top_k,
+        sigmoid=False,
+        num_groups=num_groups,
+        top_k_groups=top_k_groups,
+        scale=scale,
+    )
 
 
 def route_sigmoid(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from lorikeet_contract.manifest import Manifest, PayloadDtype
 from lorikeet_contract.schema import LoraSchema
 from tests.support.payloads import random_site, write_payload
 from tests.support.runner import GREEDY, Driven, DrivenRequest, drive, make_backend
-from tests.support.tiny_model import write_model
+from tests.support.tiny_model import CONFIG, make_weights, write_model
 
 PROMPT = (3, 17, 17, 0, 39, 8, 21, 2, 5, 30, 11, 12, 13, 14, 15, 16, 18, 19)
 FIELDS = {"mlp_only_layers": [0], "num_hidden_layers": 3}
@@ -64,6 +65,24 @@ def test_equals_the_cpu_backend(tmp_path: Path, dtype: str) -> None:
     if dtype == "float32":
         assert found[-1] < 2e-2
         assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_a_cache_in_fp8_equals_the_cpus(tmp_path: Path, scale: float) -> None:
+    """Values that fall to the neighbouring FP8 number on one device alone are few."""
+    names = [f"model.layers.{n}.self_attn.{kind}_scale" for n in range(3) for kind in "kv"]
+    weights = make_weights(CONFIG | FIELDS) | {name: np.array(scale, np.float32) for name in names}
+    path = write_model(tmp_path / "model", weights, **FIELDS)
+    results = []
+    for device in ("cpu", "cuda"):
+        backend = make_backend(
+            model_dir=str(path), device=device, dtype="float32", max_context_tokens=64, kv_cache_dtype="fp8"
+        )
+        results.append(drive(backend, [DrivenRequest(PROMPT, -1, SAMPLING)], num_tokens=8, chunk=7))
+        assert backend.compilations() == 0
+    found = differences(*results)
+    assert found[len(found) // 2] < 1e-3
+    assert found[-1] < 0.1
 
 
 def test_copy_waits_for_steps_in_flight(tmp_path: Path) -> None:

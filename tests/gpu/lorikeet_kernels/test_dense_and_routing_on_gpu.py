@@ -9,6 +9,8 @@ from lorikeet_kernels.experts.routing import (
     route_sigmoid_grouped_reference,
     route_sigmoid_reference,
     route_softmax,
+    route_softmax_grouped,
+    route_softmax_grouped_reference,
     route_softmax_reference,
 )
 from lorikeet_kernels.lora.lora_embedding import lora_embedding
@@ -88,7 +90,7 @@ def test_embedding(num_tokens: int) -> None:
     assert relative_error(got.cpu(), expected) < TOLERANCE[torch.bfloat16]
 
 
-@pytest.mark.parametrize("num_experts", [5, 32, 128, 256])
+@pytest.mark.parametrize("num_experts", [5, 32, 128, 160, 256])
 @pytest.mark.parametrize("num_tokens", [1, 300])
 def test_routing(num_experts: int, num_tokens: int) -> None:
     """Choice is equal, ties included, and weights agree."""
@@ -101,7 +103,11 @@ def test_routing(num_experts: int, num_tokens: int) -> None:
     want = route_sigmoid_reference(logits, 1)
     got = route_sigmoid(logits.to(GPU), 1)
     assert torch.equal(got[1].cpu(), want[1])
-    if num_experts >= 32:
+    if num_experts % 8 == 0:
+        want = route_softmax_grouped_reference(logits, 4, num_groups=8, top_k_groups=3, scale=16.0)
+        got = route_softmax_grouped(logits.to(GPU), 4, num_groups=8, top_k_groups=3, scale=16.0)
+        assert torch.equal(got[1].cpu(), want[1])
+        torch.testing.assert_close(got[0].cpu(), want[0])
         bias = torch.randn(num_experts)
         want = route_sigmoid_grouped_reference(
             logits, bias, 4, num_groups=8, top_k_groups=4, renormalize=True, scale=2.5

@@ -11,14 +11,15 @@ from lorikeet_kernels.experts.routing import (
     route_sigmoid,
     route_sigmoid_grouped,
     route_softmax,
+    route_softmax_grouped,
 )
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
 
 
 def check_routing() -> None:
-    """Every rule with adapters of several ranks, with source rows and with both, a mask for the experts."""
-    for experts, hidden in ((13, 45), (32, 1300)):
+    """Every rule with adapters of several ranks, source rows and both, masks for experts and groups."""
+    for experts, num_groups, hidden in ((13, 1, 45), (32, 8, 1300), (30, 5, 45), (24, 3, 45), (20, 4, 45)):
         x = torch.randn(7, hidden)
         tables = make_tables(
             [SiteShape(hidden, 8), SiteShape(hidden, experts)],
@@ -41,14 +42,19 @@ def check_routing() -> None:
                         route_sigmoid(logits, 1, **both),
                     ),
                 ]
-                if experts == 32:
-                    groups = {"num_groups": 8, "top_k_groups": 4, "renormalize": True, "scale": 2.5}
-                    pairs.append(
-                        (
-                            route_rows(logits, lora, source, bias, 4, sigmoid=True, **groups),
-                            route_sigmoid_grouped(logits, bias, 4, **groups, **both),
-                        )
+                groups = {"num_groups": num_groups, "top_k_groups": (num_groups + 1) // 2, "scale": 2.5}
+                pairs.append(
+                    (
+                        route_rows(logits, lora, source, bias, 4, sigmoid=True, renormalize=True, **groups),
+                        route_sigmoid_grouped(logits, bias, 4, renormalize=True, **groups, **both),
                     )
+                )
+                pairs.append(
+                    (
+                        route_rows(logits, lora, source, None, 4, sigmoid=False, **groups),
+                        route_softmax_grouped(logits, 4, **groups, **both),
+                    )
+                )
                 for got, expected in pairs:
                     assert torch.equal(got[1], expected[1])
                     torch.testing.assert_close(got[0], expected[0], rtol=1e-4, atol=1e-5)
