@@ -14,7 +14,7 @@ from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.latent_attention import LatentAttention
 from inference_service.layers.linear import Linear
 from inference_service.layers.moe import Moe
-from lorikeet_kernels.attention.latent_attention import MAX_LATENT
+from lorikeet_kernels.attention.latent_attention import MAX_LATENT, NEVER_FRESH
 from lorikeet_kernels.attention.paged_attention import MAX_DIM
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_kind
@@ -221,6 +221,7 @@ def _warm_up_latents(
         row_width=int(attention.down.weight.shape[0]),
         is_query_beside=attention.query is None,
         is_pairwise=shape.is_pairwise,
+        projects_prompts=shape.most_fresh < NEVER_FRESH,
     )
     return warm_up_latent_attention(
         cache.keys, heads, scale=shape.scale, max_requests=max_requests, max_tokens=max_context_tokens

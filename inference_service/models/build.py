@@ -47,6 +47,8 @@ from lorikeet_kernels.attention.latent_attention import NEVER_FRESH
 from lorikeet_kernels.attention.prompt_attention import longest_absorbed
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.launch.device_name import device_name
+from lorikeet_kernels.tiling.latent_tiles import projects_prompts
 
 
 class ModelBuilder:
@@ -179,7 +181,7 @@ class ModelBuilder:
 
     def _most_fresh(self, spec: LatentAttentionSpec) -> int:
         """Tokens of a prompt beyond which its heads are projected; never where bits may not depend on it."""
-        if self._device.type == "cpu" or self._batch_invariant:
+        if self._batch_invariant or not projects_prompts(device_name(self._empty(0))):
             return NEVER_FRESH
         return longest_absorbed(spec.latent_dim, spec.plain_dim, spec.rope_dim, spec.value_dim)
 

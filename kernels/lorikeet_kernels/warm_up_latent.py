@@ -35,6 +35,7 @@ class LatentHeads:
     row_width: int
     is_query_beside: bool
     is_pairwise: bool
+    projects_prompts: bool
 
     def rows(self, num_rows: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Zeros as the layer has them: queries [T, H, plain + rope], latents [T, latent], keys [T, rope]."""
@@ -95,9 +96,10 @@ def _attend(
     latent_inputs(
         query, latent, shared, q, cache, places, places, table, weight, 1e-6, interleaved=heads.is_pairwise
     )
-    up = q.new_zeros((rows, heads.num_heads, heads.plain_dim + heads.value_dim))
-    out = q.new_empty((rows, heads.num_heads, heads.value_dim))
-    prompt_attention(query, up, shared, metadata, scale, out, most_fresh=0)
+    if heads.projects_prompts:
+        up = q.new_zeros((rows, heads.num_heads, heads.plain_dim + heads.value_dim))
+        out = q.new_empty((rows, heads.num_heads, heads.value_dim))
+        prompt_attention(query, up, shared, metadata, scale, out, most_fresh=0)
 
 
 def warm_up_head_lora(

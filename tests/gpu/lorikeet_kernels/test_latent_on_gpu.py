@@ -166,7 +166,7 @@ def test_nothing_compiles_after_the_warm_up(heads: int, sizes: tuple[int, int, i
     dim, stride, most = plain + rope, plain + value, 600
     layer = LatentHeads(
         heads, latent, plain, rope, value,
-        row_width=heads * dim + latent + rope, is_query_beside=True, is_pairwise=True,
+        row_width=heads * dim + latent + rope, is_query_beside=True, is_pairwise=True, projects_prompts=True,
     )  # fmt: skip
     tables = make_tables([SiteShape(latent, heads * stride)], [[SlotSite(16)]] * 3, dtype=BF16, device="cuda")
     workspace = LoraWorkspace(GPU)
