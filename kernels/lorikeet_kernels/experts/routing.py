@@ -174,9 +174,15 @@ def _route_kernel(
     # a power of two of lanes for each group, so that the order of lanes is that of experts
     MEMBERS: tl.constexpr = NUM_EXPERTS // NUM_GROUPS
     BLOCK: tl.constexpr = NUM_GROUPS_P2 * MEMBERS_P2
+    # One group ends where the experts do, and whole groups leave no lane out.
+    IS_LANE: tl.constexpr = NUM_GROUPS == 1 or (NUM_GROUPS == NUM_GROUPS_P2 and MEMBERS == MEMBERS_P2)
     lane = tl.arange(0, BLOCK)
-    inside = (lane // MEMBERS_P2 < NUM_GROUPS) & (lane % MEMBERS_P2 < MEMBERS)
-    expert = lane // MEMBERS_P2 * MEMBERS + lane % MEMBERS_P2
+    if IS_LANE:
+        expert = lane
+        inside = lane < NUM_EXPERTS
+    else:
+        expert = lane // MEMBERS_P2 * MEMBERS + lane % MEMBERS_P2
+        inside = (lane // MEMBERS_P2 < NUM_GROUPS) & (lane % MEMBERS_P2 < MEMBERS)
     router_bias = tl.zeros([BLOCK], tl.float32)
     if HAS_ROUTER_BIAS:
         router_bias += tl.load(router_bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)
@@ -228,7 +234,10 @@ def _route_kernel(
     for k in tl.static_range(TOP_K):
         winner = tl.argmax(tl.where(taken, float("-inf"), key), axis=0, tie_break_left=True)
         taken = taken | (lane == winner)
-        chosen = tl.where(place == k, winner // MEMBERS_P2 * MEMBERS + winner % MEMBERS_P2, chosen)
+        if IS_LANE:
+            chosen = tl.where(place == k, winner, chosen)
+        else:
+            chosen = tl.where(place == k, winner // MEMBERS_P2 * MEMBERS + winner % MEMBERS_P2, chosen)
         weight = tl.sum(tl.where(lane == winner, score, 0.0), axis=0)
         weights = tl.where(place == k, weight, weights)
         total += weight
