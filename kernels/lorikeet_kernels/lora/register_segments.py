@@ -7,12 +7,13 @@ very registers from which the tensor cores read it (16 bytes a lane along the co
 no shared memory and no barrier; each 64 columns of the contraction have an accumulator of their own, so that
 a product's latency is four multiplications long whatever BLOCK_K is; blocks and sites without weights cost a
 program that goes at once; programs are small enough that the next
-launch's are resident, weights in registers, while this one runs. Before the wait lines of x
-and of out are fetched into L2: where all writes meet, so that nothing fetched early is stale.
+launch's are resident, weights in registers, while this one runs. Shrink programs, the first
+to be resident, fetch x, out and B into L2 before they wait: where all writes meet, so that nothing fetched
+early is stale.
 
-Predicted for 32 tokens over 8 slots of rank 16, us (floor, what `segment_lora` takes): gpt-oss-20b qkv 2.7
-(1.0, 4.4), o 2.4 (0.6, 3.6), Qwen3-32B qkv 3.6 (1.9, 5.9), o 2.9 (1.1, 5.0), Llama-3.3-70B qkv 4.3 (2.5,
-6.9), o 3.0 (1.3, 5.1): one token alone takes 2.0 to 2.8 through the same waits.
+Predicted for 32 tokens over 8 slots of rank 16, us (floor, `segment_lora`, measured): gpt-oss-20b qkv 2.7
+(1.0, 4.4, 3.0), o 2.4 (0.6, 3.6, 2.6), Qwen3-32B qkv 3.6 (1.9, 5.9, 4.1), o 2.9 (1.1, 4.9, 3.5),
+Llama-3.3-70B qkv 4.3 (2.5, 6.8, 5.3), o 3.0 (1.3, 5.1, 3.4).
 
 Words of parts, phases and the wait are segment_lora's. A shrink program keeps the phase in one word of its
 own, since all its words flip together. 16-bit dtypes only.
@@ -77,7 +78,7 @@ def _shrink_part(
     K: gl.constexpr, N: gl.constexpr, SPANS: gl.constexpr, SLICE: gl.constexpr,
     NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr, SPLITS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr,
-    WARPS: gl.constexpr, VECTOR: gl.constexpr, PDL: gl.constexpr, FETCH: gl.constexpr, AHEAD: gl.constexpr,
+    WARPS: gl.constexpr, VECTOR: gl.constexpr, PDL: gl.constexpr, FETCH: gl.constexpr,
 ):  # fmt: skip
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
@@ -100,7 +101,7 @@ def _shrink_part(
     if FETCH:
         if index == 0:
             fetch_rows(x_ptr, pairs_ptr, block, left, split * BLOCK_K, K, K, BLOCK_K, BLOCK_M, WARPS)
-        if AHEAD and chunk == 0:
+        if chunk == 0:
             column, width = _find_span(index, SPANS, NUM_LAUNCH_SITES)
             begin = column + split * SLICE
             fetch_rows(out_ptr, pairs_ptr, block, left, begin, column + width, N, SLICE, BLOCK_M, WARPS)
@@ -147,7 +148,7 @@ def _expand_tile(
     offset, rank, num_a,
     N: gl.constexpr, NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr,
     SPLITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, RANK_P2: gl.constexpr,
-    SPIN_LIMIT: gl.constexpr, WARPS: gl.constexpr, HELD: gl.constexpr, PDL: gl.constexpr, FETCH: gl.constexpr,
+    SPIN_LIMIT: gl.constexpr, WARPS: gl.constexpr, HELD: gl.constexpr, PDL: gl.constexpr,
     VECTOR: gl.constexpr, WAITING_SUM: gl.constexpr, OPERANDS: gl.constexpr,
 ):  # fmt: skip
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
@@ -168,8 +169,6 @@ def _expand_tile(
     token = gl.load(pairs_ptr + block * BLOCK_M + m, mask=m < left, other=0)
     out_place = out_ptr + token.to(gl.int64)[:, None] * N + column + n[None, :]
     mask = (m < left)[:, None] & (n < width)[None, :]
-    if FETCH:
-        fetch_rows(out_ptr, pairs_ptr, block, left, column + at, column + width, N, BLOCK_N, BLOCK_M, WARPS)
     if PDL:
         wait_for_grid()
     expected = (gl.load(seen_place) & 1) ^ 1
@@ -204,7 +203,7 @@ def _register_segments_kernel(
     NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr, SPLITS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr,
     RANK_P2: gl.constexpr, SPIN_LIMIT: gl.constexpr, WARPS: gl.constexpr, VECTOR: gl.constexpr,
-    PDL: gl.constexpr, FETCH: gl.constexpr, AHEAD: gl.constexpr, WAITING_SUM: gl.constexpr,
+    PDL: gl.constexpr, FETCH: gl.constexpr, WAITING_SUM: gl.constexpr,
     OPERANDS: gl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -233,7 +232,7 @@ def _register_segments_kernel(
                 out_ptr, x_ptr, arena_ptr, pairs_ptr, partial_ptr, turn_ptr, program, split, chunk, index,
                 block, left, offset, rank, num_a, b_offset,
                 K, N, SPANS, SLICE, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_K, GROUPS, WARPS,
-                VECTOR, PDL, FETCH, AHEAD,
+                VECTOR, PDL, FETCH,
             )  # fmt: skip
         elif PDL:
             if program == 0:
@@ -251,7 +250,7 @@ def _register_segments_kernel(
                 out_ptr, arena_ptr, pairs_ptr, partial_ptr, seen_ptr + block * TILES + tile, block,
                 (tile - first) * BLOCK_N, index, half, column, row, width, left, offset, rank, num_a,
                 N, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_N, RANK_P2, SPIN_LIMIT, WARPS,
-                HELD, PDL, FETCH and not AHEAD, VECTOR, WAITING_SUM, OPERANDS,
+                HELD, PDL, VECTOR, WAITING_SUM, OPERANDS,
             )  # fmt: skip
 
 
@@ -270,14 +269,11 @@ def register_segments(
     lanes: tuple[PairLane, ...],
     tiles: RegisterTiles,
     workspace: LoraWorkspace,
-    *,
-    fetch_ahead: bool = False,
 ) -> None:
     """Launch over the token blocks of one step; `out` [T, N] and `x` [T, K] have a row a token.
 
     Weights, tables and `blocks` are read ahead of the kernel that this launch depends on: they must be older
-    than that one. `x` and `out` may be its results. With `fetch_ahead` shrink programs, the first to be
-    resident, fetch what expand programs read; else those fetch their rows of `out` themselves.
+    than that one. `x` and `out` may be its results.
     """
     if blocks.capacity > MAX_SEGMENT_BLOCKS:
         raise ValueError(
@@ -312,7 +308,7 @@ def register_segments(
         SPLITS=splits, BLOCK_M=blocks.block_m, BLOCK_K=tiles.block_k,
         GROUPS=max(warps, min(2 * warps, tiles.block_k // 64)), BLOCK_N=tiles.block_n, RANK_P2=rank_p2,
         SPIN_LIMIT=SPIN_LIMIT, WARPS=warps, VECTOR=vector, PDL=pdl,
-        FETCH=pdl and can_fetch(x) and can_fetch(out, lanes), AHEAD=fetch_ahead,
+        FETCH=pdl and can_fetch(x) and can_fetch(out, lanes),
         WAITING_SUM=waiting_sum(splits, vector, words * 4),
         OPERANDS=",".join(["=f"] * vector + ["l"] * vector + ["r"] * 2 * vector),
         num_warps=warps, **({"launch_pdl": True} if pdl else {}),

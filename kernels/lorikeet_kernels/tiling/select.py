@@ -84,7 +84,7 @@ def select_segment(shape: OpShape, device: str) -> PairTiles | RegisterTiles:
     if entry is not None:
         return PairTiles(**entry.tiles) if "rows" in entry.tiles else RegisterTiles(**entry.tiles)
     if shape.num_pairs <= MAX_REGISTER_TOKENS:
-        return RegisterTiles(512, 256, 8)
+        return RegisterTiles(512, 256, 4)
     return _segment_rule(shape)
 
 

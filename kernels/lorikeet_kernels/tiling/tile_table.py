@@ -45,13 +45,18 @@ class TileTable:
         object.__setattr__(self, "_same_sizes", found)
 
     def nearest(self, stage: str, shape: OpShape, block_m: int = 0) -> TileEntry | None:
-        """The entry of the same op, sizes and block_m with the closest number of pairs, if close enough."""
+        """The entry of the same op, sizes and block_m with the closest number of pairs, if close enough.
+
+        Of several as close one whose other size agrees too: a projection's own, where two are as wide.
+        """
         best: TileEntry | None = None
-        best_distance = NEAREST
+        best_distance, best_other = NEAREST, True
         for entry in self._same_sizes.get(_sizes(stage, shape, block_m), ()):
             distance = abs(math.log2(entry.shape.num_pairs / max(1, shape.num_pairs)))
-            if distance <= best_distance:
-                best, best_distance = entry, distance
+            at = entry.shape
+            other = (at.in_features, at.out_features) != (shape.in_features, shape.out_features)
+            if (distance, other) <= (best_distance, best_other):
+                best, best_distance, best_other = entry, distance, other
         return best
 
 

@@ -44,9 +44,8 @@ def _compare(
         blocks = group_pairs(None, token_slot.to(GPU), 1, len(slots), 16, workspace)
         batches.append((token_slot, x, out, x.to(GPU), out.to(GPU), blocks))
     torch.cuda.synchronize()
-    for number, (_, _, _, x, out, blocks) in enumerate(batches):
-        ahead = number % 2 == 1
-        register_segments(out, x, blocks, on_gpu, sites, lanes, tiles, workspace, fetch_ahead=ahead)
+    for _, _, _, x, out, blocks in batches:
+        register_segments(out, x, blocks, on_gpu, sites, lanes, tiles, workspace)
     torch.cuda.synchronize()
     for token_slot, x, before, _, got, _ in batches[::7]:
         expected = before.float()

@@ -55,6 +55,16 @@ def test_measured_entry_wins_and_scales_to_near_lengths() -> None:
     assert load(H200).nearest("pair", far) is None
 
 
+def test_of_two_projections_as_wide_each_gets_its_own_expand() -> None:
+    """An expand never sees the input's width, but the entry measured for the very projection wins a tie."""
+    table = load(H200)
+    for in_features in (2880, 8192):
+        shape = OpShape("linear", in_features, 5120, 16, 4096)
+        entry = table.nearest("expand", shape, 32)
+        assert entry is not None
+        assert entry.shape == shape
+
+
 @pytest.mark.parametrize("rank", [8, 16, 64, 256])
 @pytest.mark.parametrize("pairs", [1, 64, 4096, 100_000])
 def test_every_shape_gets_tiles_on_an_unknown_device(rank: int, pairs: int) -> None:
