@@ -5,6 +5,7 @@ import torch
 from inference_service.layers.batch import LoraBatch
 from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.linear import Linear
+from lorikeet_kernels.dense.sigmoid import sigmoid
 
 
 class SharedExpert:
@@ -17,4 +18,4 @@ class SharedExpert:
     def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
         """[T, H] to [T, H], a new tensor."""
         y = self.mlp(x, lora).whole()
-        return y if self.gate is None else y * torch.sigmoid(self.gate(x, lora))
+        return y if self.gate is None else y * sigmoid(self.gate(x, lora))

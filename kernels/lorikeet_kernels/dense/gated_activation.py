@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from lorikeet_kernels.dense.row_order import RowOrder, slice_columns
+from lorikeet_kernels.dense.sigmoid import sigmoid
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def gated_activation_reference(
     gate, up = (gate_up[..., slice_columns(row_order, width, index)].float() for index in range(2))
     if activation.limit is not None:
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
-    gated = gate * torch.sigmoid(activation.alpha * gate)
+    gated = gate * sigmoid(activation.alpha * gate)
     return (gated * (up + activation.up_offset)).to(gate_up.dtype)
 
 

@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lorikeet_kernels.dense.sigmoid import sigmoid
 from lorikeet_kernels.experts.expert_groups import allowed_lanes
 from lorikeet_kernels.experts.router_logits import LogitParts
 from lorikeet_kernels.lora.lora_linear import lora_linear
@@ -77,7 +78,7 @@ def route_sigmoid_grouped_reference(
     plain scores, optionally made to sum to 1, times `scale`.
     """
     num_tokens, num_experts = logits.shape
-    scores = torch.sigmoid(logits.to(torch.float32))
+    scores = sigmoid(logits.to(torch.float32))
     biased = scores + correction_bias.to(torch.float32)
     grouped = biased.view(num_tokens, num_groups, num_experts // num_groups)
     group_scores = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
@@ -105,7 +106,7 @@ def route_softmax_grouped_reference(
 def route_sigmoid_reference(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The K largest logits, each weighted by its own sigmoid (Llama 4, K = 1)."""
     values, ids = _largest(logits.to(torch.float32), top_k)
-    return torch.sigmoid(values), ids.to(torch.int32)
+    return sigmoid(values), ids.to(torch.int32)
 
 
 def _within_groups(grouped: torch.Tensor, group_scores: torch.Tensor, count: int) -> torch.Tensor:
