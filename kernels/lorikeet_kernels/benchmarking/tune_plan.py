@@ -74,6 +74,8 @@ def segment_candidates(shape: OpShape) -> Iterator[PairTiles | RegisterTiles]:
                     elements = block_n * rows // (32 * warps), rows * block_k // (32 * warps)
                     if block_k >= 64 * warps and max(elements) <= MAX_ELEMENTS:
                         yield RegisterTiles(block_k, block_n, warps)
+                        if warps == 8:  # which doubles the programs that are resident
+                            yield RegisterTiles(block_k, block_n, warps, 64)
 
 
 def shrink_candidates(shape: OpShape, block_m: int) -> Iterator[ShrinkTiles]:
