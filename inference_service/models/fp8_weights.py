@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from inference_service.models.checkpoint import WeightSource
+from inference_service.models.errors import CheckpointError
 from inference_service.models.linear_spec import Fp8Format
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight, dequantize_fp8, quantize_channels, row_blocks
 from lorikeet_kernels.dense.quantize_rows import E4M3, GROUP, ActivationScaling
@@ -50,6 +51,7 @@ class Fp8Reader:
         of_modules = (experts, len(shape.heights))
         self._given = allocate(*of_modules, dtype=torch.float32).fill_(1.0)
         self._inputs = allocate(*of_modules, dtype=torch.float32).fill_(1.0)
+        self._input_names: dict[tuple[int, int], str] = {}
 
     def read_module(self, path: str, index: int, expert: int = 0) -> None:
         """Begin to read the module at `path`, the `index`-th of the matrix."""
@@ -67,7 +69,8 @@ class Fp8Reader:
         else:
             self._read_as_stored(self._given[expert, index], name, (1,))
         if form.activations == "static":
-            self._read_as_stored(self._inputs[expert, index], f"{path}.input_scale", (1,))
+            name = self._input_names[expert, index] = f"{path}.input_scale"
+            self._read_as_stored(self._inputs[expert, index], name, (1,))
 
     def read_fused(self, name: str, *, is_transposed: bool) -> None:
         """Begin to read all experts' matrices out of the tensor `name`, and their scales beside it."""
@@ -84,7 +87,11 @@ class Fp8Reader:
             self._read_as_stored(self._given[:, 0], scales, (-1, 1))
 
     def weight(self) -> Fp8Weight | torch.Tensor:
-        """What was read; waits where scales are to be spread over rows, or values to be made."""
+        """What was read; waits where scales are to be spread over rows, or values to be made.
+
+        Raises:
+            CheckpointError: a static scale of an input is not above 0: dividing by it would leave nothing.
+        """
         form, shape = self._form, self._shape
         if (
             form.weights == "tensor"
@@ -115,6 +122,10 @@ class Fp8Reader:
         form = self._form
         if form.activations != "static":
             return ActivationScaling(form.activations, bound=form.bound)
+        # An infinity or a NaN is the source's to name.
+        for (expert, index), name in self._input_names.items() if bool((self._inputs <= 0).any()) else ():
+            if (scale := float(self._inputs[expert, index])) <= 0:
+                raise CheckpointError(f"{name} is {scale:g}; the scale of a projection's input is above 0")
         # One input for all modules and experts: the widest of their ranges, as vLLM takes it.
         return ActivationScaling("static", self._inputs.amax().view(1))
 
@@ -136,7 +147,7 @@ class Fp8Reader:
             stored = tuple(destination.numel() if size == -1 else size for size in usual)
         view = destination.squeeze()
         for place, size in enumerate(stored):
-            if size == 1:
+            if size == 1 and place <= view.dim():
                 view = view.unsqueeze(place)
         self._read(view if view.shape == stored else destination, name)
 

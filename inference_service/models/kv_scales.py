@@ -60,8 +60,10 @@ def _one(names: list[str], num_heads: int, source: WeightSource, device: torch.d
             f"{name} is {list(scale.shape)}; a scale of cached keys or values has one element, or one for "
             f"each of {num_heads} heads"
         )
-    if not bool(((scale > 0) & scale.isfinite()).all()):
-        raise CheckpointError(f"{name} holds a scale that is not above 0, or not a number")
+    fits = (scale > 0) & scale.isfinite()
+    if not bool(fits.all()):
+        value = float(scale[~fits][0])
+        raise CheckpointError(f"{name} holds a scale that is not above 0, or not a number: {value:g}")
     return scale.flatten().expand(num_heads).contiguous()
 
 
@@ -69,7 +71,8 @@ def _read(name: str, source: WeightSource, device: torch.device) -> torch.Tensor
     shape = source.shape_of(name)
     if shape is None:
         return None
-    scale = torch.empty(shape, dtype=torch.float32, device=device)
+    # ones, so that one of another dtype is reported as that and not by what lay there
+    scale = torch.ones(shape, dtype=torch.float32, device=device)
     source.read_into(scale, name)
     source.wait(name)
     return scale

@@ -290,3 +290,42 @@ def test_every_misfit_is_named(tmp_path: Path) -> None:
                 made.tensors[name] = tensor
         with pytest.raises(CheckpointError, match=message):
             load(write_fp8(tmp_path, made, CONFIG, "bounded"))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0.0, r"layers.0.self_attn.o_proj.input_scale is 0; .* above 0"),
+        (-0.01, r"layers.0.self_attn.o_proj.input_scale is -0.01; .* above 0"),
+        (float("nan"), r"with infinities or NaNs: .*o_proj.input_scale"),
+    ],
+)
+def test_a_static_scale_is_above_0(tmp_path: Path, value: float, message: str) -> None:
+    """Rows divided by 0 would saturate, and be multiplied by it again: a layer without attention."""
+    made = quantize(make_weights(CONFIG), "static")
+    made.tensors["model.layers.0.self_attn.o_proj.input_scale"] = torch.tensor([value])
+    with pytest.raises(CheckpointError, match=message):
+        load(write_fp8(tmp_path, made, CONFIG, "static"))
+
+
+def test_scales_of_rows_are_not_a_matrix_scale(tmp_path: Path) -> None:
+    """A config that says "tensor" over a file with a scale for each row: every shape is named."""
+    made = quantize(make_weights(CONFIG), "channel")
+    weights = COMPRESSED["weights"] | {"strategy": "tensor"}
+    with pytest.raises(CheckpointError, match=r"misshaped: .*q_proj.weight_scale is \[\d+, 1\]"):
+        load(write_fp8(tmp_path, made, CONFIG, "channel", **group(weights=weights)))
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (torch.tensor(-2.0), r"k_scale holds a scale that is not above 0, or not a number: -2"),
+        (torch.ones(1, dtype=torch.int64), r"of another dtype: .*k_scale is I64"),
+    ],
+)
+def test_a_scale_of_keys_is_above_0_and_a_float(tmp_path: Path, scale: torch.Tensor, message: str) -> None:
+    """Each fault by its own name."""
+    made = quantize(make_weights(CONFIG), "block")
+    made.tensors["model.layers.0.self_attn.k_scale"] = scale
+    with pytest.raises(CheckpointError, match=message):
+        load(write_fp8(tmp_path, made, CONFIG, "block"))
