@@ -56,7 +56,7 @@ def warm_up_experts(
         pairs = num_tokens * top_k
         shape = MoeShape(experts_kind(gate_up.weight), hidden, num_rows // 2, num_experts, pairs)
         tiles = select_experts(shape, name, batch_invariant=batch_invariant)
-        parts = ("gate_up", "down", "grouped")
+        parts = ("gate_up", "down")
         beside = [lora.side_of(part, num_tokens) is not None for part in parts] if lora else []
         choice = (
             tiles,

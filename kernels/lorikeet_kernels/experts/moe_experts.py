@@ -33,7 +33,7 @@ from lorikeet_kernels.experts.mxfp4_linear import mxfp4_linear
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.lora.lora_segments import LoraSegments, make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
-from lorikeet_kernels.lora.moe_groups import MoeGroups, make_moe_groups
+from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.lora.side_stream import SideStream
 from lorikeet_kernels.tiling import is_ungrouped
@@ -65,12 +65,12 @@ class ExpertsLora:
     down_site: int
     side: SideStream | None = None
 
-    def side_of(self, part: Literal["gate_up", "down", "grouped"], num_tokens: int) -> SideStream | None:
+    def side_of(self, part: Literal["gate_up", "down"], num_tokens: int) -> SideStream | None:
         """The stream on which a batch of so many tokens makes this delta, if not on the base's."""
         side = self.side
         if side is None:
             return None
-        rows = {"gate_up": side.rows.gate_up, "down": side.rows.down, "grouped": side.rows.grouped}[part]
+        rows = side.rows.gate_up if part == "gate_up" else side.rows.down
         return side if num_tokens in rows else None
 
     def without_adapters(self, num_tokens: int) -> "ExpertsLora":
@@ -200,42 +200,16 @@ def _with_grouped_lora(
     num_experts, num_rows, hidden = gate_up.weight.shape
     order = gate_up.row_order
     assert order is not None
+    blocks = expert_blocks(topk_ids, num_experts, tiles.gate_up.block_rows)
+    groups = make_moe_groups(topk_ids, lora.segments, num_experts)
     rows = x.new_empty((*topk_ids.shape, num_rows))
+    _project(x, gate_up, blocks, rows, tiles.gate_up)
+    moe_lora_gate_up(rows, x, topk_ids, groups, lora.segments, lora.tables, lora.gate_up_site, order)
+    act = gated_activation(rows, activation, row_order=order)
     pairs = x.new_empty((*topk_ids.shape, hidden))
-    adapters = (lora.segments, lora.tables)
-    side = lora.side_of("grouped", x.shape[0])
-    if side is None:
-        blocks = expert_blocks(topk_ids, num_experts, tiles.gate_up.block_rows)
-        groups = make_moe_groups(topk_ids, lora.segments, num_experts)
-        _project(x, gate_up, blocks, rows, tiles.gate_up)
-        moe_lora_gate_up(rows, x, topk_ids, groups, *adapters, lora.gate_up_site, order)
-        act = gated_activation(rows, activation, row_order=order)
-        _project(act, down, blocks, pairs, tiles.down, topk_weights=topk_weights)
-        moe_lora_down(pairs, act, topk_ids, topk_weights, groups, *adapters, lora.down_site)
-        return sum_pairs(pairs, out)
-    deltas, grouped = (torch.empty_like(rows), torch.empty_like(pairs)), list[MoeGroups]()
-
-    def base() -> ExpertBlocks:
-        blocks = expert_blocks(topk_ids, num_experts, tiles.gate_up.block_rows)
-        _project(x, gate_up, blocks, rows, tiles.gate_up)
-        return blocks
-
-    def branch() -> None:
-        grouped.append(make_moe_groups(topk_ids, lora.segments, num_experts))
-        moe_lora_gate_up(
-            deltas[0], x, topk_ids, grouped[0], *adapters, lora.gate_up_site, order, accumulate=False
-        )
-
-    blocks = side.beside(base, branch)
-    act = gated_activation(rows, activation, row_order=order, delta=deltas[0])
-    side.beside(
-        partial(_project, act, down, blocks, pairs, tiles.down, topk_weights=topk_weights),
-        partial(
-            moe_lora_down, deltas[1], act, topk_ids, topk_weights, grouped[0], *adapters, lora.down_site,
-            accumulate=False,
-        ),
-    )  # fmt: skip
-    return sum_pairs(pairs, out, delta=deltas[1], is_dependent=False)
+    _project(act, down, blocks, pairs, tiles.down, topk_weights=topk_weights)
+    moe_lora_down(pairs, act, topk_ids, topk_weights, groups, lora.segments, lora.tables, lora.down_site)
+    return sum_pairs(pairs, out)
 
 
 def experts_kind(weight: DeviceExpertWeight) -> Weights:

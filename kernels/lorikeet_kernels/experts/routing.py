@@ -163,7 +163,7 @@ def _sum_in_any_order(values):
     do_not_specialize_on_alignment=["rows_ptr", "bias_ptr", "router_bias_ptr"],
 )
 def _route_kernel(
-    logits_ptr, rows_ptr, bias_ptr, router_bias_ptr, weights_ptr, ids_ptr, delta_ptr, x_ptr, token_slot_ptr,
+    logits_ptr, rows_ptr, bias_ptr, router_bias_ptr, weights_ptr, ids_ptr, x_ptr, token_slot_ptr,
     arena_ptr, a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, site, num_sites, num_slots, num_rows, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TOP_K_P2: tl.constexpr, NUM_GROUPS: tl.constexpr,
     NUM_GROUPS_P2: tl.constexpr, MEMBERS_P2: tl.constexpr, TOP_K_GROUPS: tl.constexpr, SIGMOID: tl.constexpr,
@@ -204,15 +204,8 @@ def _route_kernel(
     else:
         logits = tl.load(logits_ptr + row * NUM_EXPERTS + expert, mask=inside, other=float("-inf"))
     if HAS_LORA:
-        # By way of memory: from there the compiler spreads the row over threads as it does without adapters,
-        # where a warp holds it whole and reductions need no barrier.
-        at = delta_ptr + token * NUM_EXPERTS + expert
-        if rank > 0:
-            x_row = x_ptr + row * K
-            delta = row_delta(x_row, arena_ptr, a_offset, b_offset, rank, expert, inside, K, BLOCK_K, 16)
-            tl.store(at, delta, mask=inside)
-            tl.debug_barrier()
-        delta = tl.load(at, mask=inside & (rank > 0), other=0.0)
+        x_row = x_ptr + row * K
+        delta = row_delta(x_row, arena_ptr, a_offset, b_offset, rank, expert, inside, K, BLOCK_K, 16)
         logits = (logits.to(tl.float32) + delta).to(logits.dtype)
     logits = logits.to(tl.float32)
     if SIGMOID:
@@ -280,12 +273,11 @@ def route_rows(
     if source_rows is not None and source_rows.shape != (num_tokens,):
         raise ValueError(f"{tuple(source_rows.shape)} source rows for {num_tokens} tokens")
     pdl = logits.device.type == "cuda"
-    hidden, tables = 0, (logits,) * 8
+    hidden, tables = 0, (logits,) * 7
     sizes = (0, 0, 0)
     if lora is not None:
         t, hidden = lora.tables, lora.x.shape[1]
-        delta = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=logits.device)
-        tables = (delta, lora.x, lora.segments.token_slot, t.arena, t.a_offset, t.b_offset, t.rank, t.num_a)
+        tables = (lora.x, lora.segments.token_slot, t.arena, t.a_offset, t.b_offset, t.rank, t.num_a)
         sizes = (lora.site, t.rank.shape[1], t.rank.shape[0])
     if num_tokens > 0:
         _route_kernel[(num_tokens,)](

@@ -53,8 +53,6 @@ def down_expand(
     segments: LoraSegments,
     tables: LoraTables,
     site: int,
-    *,
-    accumulate: bool = True,
 ) -> None:
     """Launch for grouped pairs, dependent on down_shrink's."""
     if groups.blocks is None:
@@ -64,6 +62,4 @@ def down_expand(
     shape = OpShape("down", 0, width, tables.max_rank, topk_ids.numel())
     tiles = select_expand(shape, groups.blocks.block_m, device_name(out))
     lanes = site_lanes((width,), (1,))
-    grouped_expand(
-        out, h, topk_weights, groups.blocks, tables, (site, site, site), lanes, tiles, accumulate=accumulate
-    )
+    grouped_expand(out, h, topk_weights, groups.blocks, tables, (site, site, site), lanes, tiles)

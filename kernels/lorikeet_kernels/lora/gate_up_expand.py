@@ -64,8 +64,6 @@ def gate_up_expand(
     tables: LoraTables,
     site: int,
     row_order: RowOrder,
-    *,
-    accumulate: bool = True,
 ) -> None:
     """Launch for grouped pairs, dependent on gate_up_shrink's."""
     if groups.blocks is None:
@@ -82,5 +80,4 @@ def gate_up_expand(
         gate_up_lanes(out.shape[2], row_order),
         select_expand(shape, groups.blocks.block_m, device_name(out)),
         interleaved=row_order == "interleaved",
-        accumulate=accumulate,
     )

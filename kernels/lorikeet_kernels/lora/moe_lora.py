@@ -12,7 +12,6 @@ from lorikeet_kernels.lora.lora_segments import LoraSegments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_weights import largest_rank
 from lorikeet_kernels.lora.moe_groups import MoeGroups
-from lorikeet_kernels.lora.no_delta import NO_DELTA
 from lorikeet_kernels.lora.output_lanes import gate_up_lanes, site_lanes
 from lorikeet_kernels.lora.pair_lora import pair_lora
 from lorikeet_kernels.tiling import OpShape, is_ungrouped, select_pair, select_shrink
@@ -32,8 +31,8 @@ def moe_lora_gate_up(
 ) -> None:
     """`out` [T, K, 2I] += each pair's gate_up adapter applied to `x` [T, H]; rows of slot -1 keep their bits.
 
-    Without `accumulate` `out` receives the delta alone, NO_DELTA where there is none: for a base GEMM that
-    runs beside it on another stream.
+    Without `accumulate` (decode batches on a GPU only) `out` receives the delta alone, NO_DELTA where there
+    is none: for a base GEMM that runs beside it on another stream.
     """
     _check(out, x, topk_ids, groups, segments, tables)
     if topk_ids.numel() == 0:
@@ -55,12 +54,12 @@ def moe_lora_gate_up(
             accumulate=accumulate,
         )
         return
-    if not accumulate:
-        out.fill_(NO_DELTA)
-    h = _rank_vectors("gate_up", x.shape[1], topk_ids, _grouped(groups), tables, site, 2)
+    h = _rank_vectors(
+        "gate_up", x.shape[1], topk_ids, _grouped(groups, accumulate=accumulate), tables, site, 2
+    )
     if h is not None and groups is not None:
         gate_up_shrink(h, x, topk_ids, groups, segments, tables, site)
-        gate_up_expand(out, h, topk_ids, groups, segments, tables, site, row_order, accumulate=accumulate)
+        gate_up_expand(out, h, topk_ids, groups, segments, tables, site, row_order)
 
 
 def moe_lora_down(
@@ -104,12 +103,12 @@ def moe_lora_down(
             accumulate=accumulate,
         )
         return
-    if not accumulate:
-        out.fill_(NO_DELTA)
-    h = _rank_vectors("down", act.shape[2], topk_ids, _grouped(groups), tables, site, 1)
+    h = _rank_vectors(
+        "down", act.shape[2], topk_ids, _grouped(groups, accumulate=accumulate), tables, site, 1
+    )
     if h is not None and groups is not None:
         down_shrink(h, act, topk_ids, groups, segments, tables, site)
-        down_expand(out, h, topk_ids, topk_weights, groups, segments, tables, site, accumulate=accumulate)
+        down_expand(out, h, topk_ids, topk_weights, groups, segments, tables, site)
 
 
 def _is_decode(topk_ids: torch.Tensor, groups: MoeGroups | None, tables: LoraTables) -> bool:
@@ -120,9 +119,11 @@ def _is_decode(topk_ids: torch.Tensor, groups: MoeGroups | None, tables: LoraTab
     return is_ungrouped(topk_ids.numel(), groups.num_experts, tables.rank.shape[0])
 
 
-def _grouped(groups: MoeGroups | None) -> MoeGroups:
-    if groups is None:
-        raise ValueError("groups None is for decode batches on a GPU: make groups")
+def _grouped(groups: MoeGroups | None, *, accumulate: bool) -> MoeGroups:
+    if groups is None or not accumulate:
+        raise ValueError(
+            "groups None and accumulate False are for decode batches on a GPU: make groups, and add"
+        )
     return groups
 
 
