@@ -10,8 +10,8 @@ class BesideRows:
     Beside its GEMM gate_up's delta can no longer be added by the epilogue: the GEMM then stores its rows and
     the activation is a launch of its own, which few rows do not repay.
 
-    The defaults are what was best on an H200, as far as was measured: microseconds that a rank-32 adapter on q, k, v, o and experts
-    adds to a layer of gpt-oss-20b in a decode graph, 8 adapters (2026-11-30):
+    The defaults are what was best on an H200, as far as was measured: microseconds that a rank-32 adapter on
+    q, k, v, o and experts adds to a layer of gpt-oss-20b in a decode graph, 8 adapters (2026-11-30):
 
         rows                        1       8      16      32      64
         one after the other      18.0    30.8    40.1    59.7    82.4
