@@ -53,6 +53,8 @@ def declare(config: ConfigReader, routing_of: RoutingOf, *, is_pairwise: bool) -
 def _attention(config: ConfigReader, prefix: str, *, is_pairwise: bool) -> LatentAttentionSpec:
     hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     plain_dim, rope_dim = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    if rope_dim % 2:
+        raise config.fail("qk_rope_head_dim", "an even number: elements turn in pairs")
     latent_dim, value_dim = config.integer("kv_lora_rank"), config.integer("v_head_dim")
     rope = read_rope(config, rope_dim)
     num_query = num_heads * (plain_dim + rope_dim)
@@ -130,4 +132,7 @@ def expert_groups(config: ConfigReader, num_experts: int) -> tuple[int, int]:
     top_k_groups = config.integer("topk_group")
     if top_k_groups > num_groups:
         raise config.fail("topk_group", f"at most n_group, {num_groups}")
+    top_k, choice = config.integer("num_experts_per_tok"), top_k_groups * (num_experts // num_groups)
+    if top_k > choice:
+        raise config.fail("num_experts_per_tok", f"at most the experts of topk_group groups, {choice}")
     return num_groups, top_k_groups

@@ -139,6 +139,10 @@ def paged_attention(
         )
     if out.shape != (*q.shape[:2], value_cache.shape[-1]):
         raise ValueError(f"paged_attention: out {tuple(out.shape)} does not fit queries {tuple(q.shape)}")
+    if sinks is not None and sinks.shape != q.shape[1:2]:
+        raise ValueError(f"paged_attention: sinks {tuple(sinks.shape)} do not fit queries {tuple(q.shape)}")
+    if (window is not None and window < 1) or (chunk is not None and chunk < 1):
+        raise ValueError(f"paged_attention: window {window} and chunk {chunk} must let a query see itself")
     check_scales("paged_attention", key_cache, value_cache, scales)
     if q.device.type == "cpu":
         return paged_attention_reference(

@@ -31,8 +31,10 @@ def fp8_linear(
     x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = None, *, batch_invariant: bool = False
 ) -> torch.Tensor:
     """Return the projection, a new tensor."""
-    if len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
+    if len(weight.shape) != 2 or x.dim() != 2 or x.shape[1] != weight.shape[1]:
         raise ValueError(f"fp8_linear: weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"fp8_linear: bias {tuple(bias.shape)} does not fit weight {tuple(weight.shape)}")
     if x.device.type == "cpu":
         return fp8_linear_reference(x, weight, bias, batch_invariant=batch_invariant)
     out_features, in_features = weight.shape

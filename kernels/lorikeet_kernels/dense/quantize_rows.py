@@ -86,7 +86,9 @@ def quantize_rows_reference(x: torch.Tensor, scaling: ActivationScaling) -> Quan
     rows = x.reshape(-1, in_features).float()
     groups = num_groups(in_features, scaling)
     width = GROUP if scaling.kind == "group" else in_features
-    padded = torch.nn.functional.pad(rows, (0, groups * width - in_features)).view(-1, groups, width)
+    padded = torch.nn.functional.pad(rows, (0, groups * width - in_features)).view(
+        rows.shape[0], groups, width
+    )
     if scaling.scale is not None:
         scales = scaling.scale.float().expand(rows.shape[0], 1).contiguous()
     else:
@@ -95,7 +97,7 @@ def quantize_rows_reference(x: torch.Tensor, scaling: ActivationScaling) -> Quan
             peaks = peaks.clamp(max=scaling.bound)
         scales = scales_of(peaks)
     values = (padded / scales.unsqueeze(-1)).clamp(-LARGEST, LARGEST)  # torch's cast does not saturate
-    flat = values.view(rows.shape[0], -1)[:, :in_features].to(E4M3)
+    flat = values.view(rows.shape[0], groups * width)[:, :in_features].to(E4M3)
     return QuantizedRows(flat.view(x.shape), scales)
 
 

@@ -189,7 +189,8 @@ def head_lora(
             f"head_lora: out {tuple(out.shape)} and x {tuple(x.shape)} must have {num_tokens} rows and "
             "as many heads as each other"
         )
-    if rows.count != (x if down else out).shape[-1] or rows.first + rows.count > rows.stride:
+    fits = 0 <= rows.first <= rows.first + rows.count <= rows.stride
+    if rows.count != (x if down else out).shape[-1] or not fits:
         raise ValueError(f"head_lora: {rows} do not fit x {tuple(x.shape)} and out {tuple(out.shape)}")
     if out.stride(2) != 1 or x.stride(2) != 1:
         raise ValueError(f"head_lora: a head must be contiguous, strides {out.stride()} and {x.stride()}")

@@ -137,6 +137,12 @@ def test_site_names_are_unique_and_layers_ascend(model: str) -> None:
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
         ("deepseek_v3", {"n_group": 3}, "n_group is 3; expected a divisor of the number of experts, 8"),
         ("deepseek_v3", {"topk_group": 5}, "topk_group is 5; expected at most n_group, 4"),
+        (
+            "deepseek_v3",
+            {"topk_group": 1},
+            "num_experts_per_tok is 3; expected at most .* topk_group groups, 2",
+        ),
+        ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7; expected an even number"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias is True"),

@@ -149,6 +149,10 @@ def test_misfits_are_refused() -> None:
         paged_attention(q[:, :3], keys, values, metadata, 1.0, torch.empty(1, 3, 8))
     with pytest.raises(ValueError, match="does not fit queries"):
         paged_attention(q, keys, values, metadata, 1.0, torch.empty(1, 4, 7))
+    with pytest.raises(ValueError, match=r"sinks \(3,\) do not fit queries"):
+        paged_attention(q, keys, values, metadata, 1.0, torch.empty(1, 4, 8), sinks=torch.zeros(3))
+    with pytest.raises(ValueError, match="window None and chunk 0 must let a query see itself"):
+        paged_attention(q, keys, values, metadata, 1.0, torch.empty(1, 4, 8), chunk=0)
     with pytest.raises(ValueError, match="do not fit caches"):
         kv_write(q, q, keys, values, torch.zeros(1, dtype=torch.int64))
 

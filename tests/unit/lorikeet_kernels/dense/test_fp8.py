@@ -170,3 +170,24 @@ def test_scales_of_rows_are_read_as_they_are_laid_out() -> None:
     """Three groups of a row of 300."""
     rows = QuantizedRows(torch.ones(1, 300).to(E4M3), torch.tensor([[1.0, 2.0, 4.0]]))
     assert dequantize_rows(rows)[0, [0, 127, 128, 255, 256, 299]].tolist() == [1, 1, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("kind", ["channel", "block"])
+def test_no_rows_are_projected_to_none(kind: str) -> None:
+    """An empty batch has a shape all the same."""
+    values, scales = quantize_channels(torch.randn(20, 40))
+    weight = Fp8Weight(values, scales, TOKEN)
+    if kind == "block":
+        weight = Fp8Weight(values, torch.ones(1, 1), GROUPS)
+    assert fp8_linear(torch.empty(0, 40), weight).shape == (0, 20)
+
+
+def test_what_does_not_fit_a_projection_is_refused() -> None:
+    """A bias of one element would be added to every column, one of others' read beyond its end."""
+    weight = Fp8Weight(*quantize_channels(torch.randn(20, 40)), TOKEN)
+    for size in (1, 19):
+        with pytest.raises(ValueError, match=rf"bias \({size},\) does not fit weight \(20, 40\)"):
+            fp8_linear(torch.randn(3, 40), weight, torch.zeros(size))
+    for x in (torch.randn(40), torch.randn(2, 3, 40), torch.randn(3, 41)):
+        with pytest.raises(ValueError, match="does not fit x"):
+            fp8_linear(x, weight)

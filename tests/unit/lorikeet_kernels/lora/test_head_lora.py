@@ -52,6 +52,8 @@ def test_what_does_not_fit_is_refused() -> None:
     x, out = torch.zeros(2, HEADS, PLAIN), torch.zeros(2, HEADS, LATENT)
     with pytest.raises(ValueError, match="do not fit"):
         head_lora(out, x, segments, tables, 0, SUM, down=True)
+    with pytest.raises(ValueError, match="do not fit"):
+        head_lora(out, x, segments, tables, 0, HeadRows(STRIDE, -1, PLAIN), down=True)
     with pytest.raises(ValueError, match="compute dtype"):
         head_lora(out.half(), x.half(), segments, tables, 0, QUERY, down=True)
     with pytest.raises(ValueError, match="2 rows"):
