@@ -1,11 +1,9 @@
 """After the base ops' warm-up nothing compiles, whatever the batches."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-import triton
 
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.paged_attention import paged_attention
@@ -26,19 +24,6 @@ from lorikeet_kernels.warm_up_base import warm_up_attention, warm_up_experts, wa
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
-
-
-@pytest.fixture
-def compiled() -> Iterator[list[str]]:
-    """Names of kernels compiled since it was cleared."""
-    names: list[str] = []
-
-    def note(**given: object) -> None:
-        names.append(str(given.get("repr")))
-
-    triton.knobs.runtime.jit_post_compile_hook = note
-    yield names
-    triton.knobs.runtime.jit_post_compile_hook = None
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -1,10 +1,7 @@
 """Dense projections of few rows on a GPU against float64, and behind a launch that still runs."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import triton
 
 from lorikeet_kernels.benchmarking.graph_timing import capture
 from lorikeet_kernels.dense import linear as dense_linear
@@ -82,19 +79,6 @@ def test_behind_a_running_launch(tiles: FewRowsTiles) -> None:
             torch.cuda.synchronize()
             assert torch.equal(out, expected)
             x = out
-
-
-@pytest.fixture
-def compiled() -> Iterator[list[str]]:
-    """Names of kernels compiled since it was cleared."""
-    names: list[str] = []
-
-    def note(**given: object) -> None:
-        names.append(str(given.get("repr")))
-
-    triton.knobs.runtime.jit_post_compile_hook = note
-    yield names
-    triton.knobs.runtime.jit_post_compile_hook = None
 
 
 def test_the_choice_launches_what_was_warmed_up(monkeypatch: pytest.MonkeyPatch, compiled: list[str]) -> None:

@@ -1,11 +1,9 @@
 """FP8 on a GPU: quantised rows bit for bit, products against float64, whole layers, no compilation."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-import triton
 
 from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
@@ -319,19 +317,6 @@ def test_values_beyond_two_to_the_31() -> None:
         fp8_gemm(quantize_rows(x, GROUPS), weight, blocks, out, tiles)
         expected = products(x, last, torch.zeros_like(ids))
         assert relative_error(out, expected) < TOLERANCE
-
-
-@pytest.fixture
-def compiled() -> Iterator[list[str]]:
-    """Names of kernels compiled since it was cleared."""
-    names: list[str] = []
-
-    def note(**given: object) -> None:
-        names.append(str(given.get("repr")))
-
-    triton.knobs.runtime.jit_post_compile_hook = note
-    yield names
-    triton.knobs.runtime.jit_post_compile_hook = None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,11 +1,10 @@
 """Router logits in parts on a GPU: against float64, routed as their sum is, in graphs, nothing compiled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-import triton
 from torch.nn import functional as F
 
 from lorikeet_kernels.benchmarking.graph_timing import capture
@@ -96,19 +95,6 @@ def test_behind_a_running_launch_in_a_graph() -> None:
         for weights, ids in captured:
             assert torch.equal(ids, expected[1])
             assert torch.equal(weights, expected[0])
-
-
-@pytest.fixture
-def compiled() -> Iterator[list[str]]:
-    """Names of kernels compiled since it was cleared."""
-    names: list[str] = []
-
-    def note(**given: object) -> None:
-        names.append(str(given.get("repr")))
-
-    triton.knobs.runtime.jit_post_compile_hook = note
-    yield names
-    triton.knobs.runtime.jit_post_compile_hook = None
 
 
 def test_nothing_compiles_after_the_warm_up(monkeypatch: pytest.MonkeyPatch, compiled: list[str]) -> None:
