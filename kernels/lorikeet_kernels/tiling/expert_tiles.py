@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from lorikeet_kernels.tiling.tile_table import FOLDER, NEAREST
+from lorikeet_kernels.tiling.tile_table import FOLDER, NEAREST, read_table
 
 Weights = Literal["bf16", "fp32", "mxfp4", "fp8_block", "fp8_channel"]
 """How experts are stored; "bf16" is any 16-bit type."""
@@ -63,7 +63,7 @@ class MoeShape:
 def load_expert_table(device: str) -> Mapping[MoeShape, MoeTiles]:
     """The shipped table of `device` ("NVIDIA H200" lies in nvidia_h200_experts.json), or an empty one."""
     path = FOLDER / f"{device.lower().replace(' ', '_').replace('/', '_')}_experts.json"
-    return parse_expert_table(path.read_text()) if path.exists() else {}
+    return read_table(path, device, parse_expert_table) if path.exists() else {}
 
 
 def parse_expert_table(text: str) -> Mapping[MoeShape, MoeTiles]:

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lorikeet_kernels.tiling.tile_table import read_table
+
 FOLDER = Path(__file__).parent
 MAX_FEW_ROWS = 16
 MAX_LANE_ROWS = 8  # by lanes' own multiplications; more take the tensor cores
@@ -86,7 +88,7 @@ def num_chunks(in_features: int, num_warps: int) -> int:
 def load_few_rows_table(device: str) -> Mapping[FewRowsShape, FewRowsEntry]:
     """The shipped table of `device` ("NVIDIA H200" lies in nvidia_h200_few_rows.json), or an empty one."""
     path = FOLDER / f"{device.lower().replace(' ', '_').replace('/', '_')}_few_rows.json"
-    return parse_few_rows_table(path.read_text()) if path.exists() else {}
+    return read_table(path, device, parse_few_rows_table) if path.exists() else {}
 
 
 def parse_few_rows_table(text: str) -> Mapping[FewRowsShape, FewRowsEntry]:

@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lorikeet_kernels.tiling.tile_config import OpShape
 
+Table = TypeVar("Table")
 FOLDER = Path(__file__).parent
 NEAREST = 2.0  # an entry serves shapes with up to 4x fewer or more pairs (log2)
 
@@ -79,13 +80,29 @@ def parse(text: str) -> TileTable:
         TileEntry(e["stage"], OpShape(**e["shape"]), e["block_m"], e["tiles"], e["us"])
         for e in raw["entries"]
     ]
+    if any(entry.shape.num_pairs < 1 for entry in entries):
+        raise ValueError("an entry is of no pairs")
     return TileTable(raw["device"], raw["measured"], entries)
+
+
+def read_table(path: Path, device: str, parse_text: Callable[[str], Table]) -> Table:
+    """The table in `path`, measured on `device`: another's tiles may not even fit its shared memory.
+
+    Raises:
+        ValueError: the file is damaged or of another device; the message names it.
+    """
+    text = path.read_text()
+    try:
+        table, found = parse_text(text), json.loads(text)["device"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no table of tiles: {type(error).__name__}: {error}") from error
+    if found != device:
+        raise ValueError(f"{path} holds what was measured on {found!r}, not on {device!r}")
+    return table
 
 
 @cache
 def load(device: str) -> TileTable:
     """The shipped table of `device`, or an empty one."""
     path = file_of(device)
-    if not path.exists():
-        return TileTable(device, "", ())
-    return parse(path.read_text())
+    return read_table(path, device, parse) if path.exists() else TileTable(device, "", ())
