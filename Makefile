@@ -18,7 +18,7 @@ test test-long test-faults golden: export OMP_NUM_THREADS ?= 1
 PYTEST_ARGS ?=
 COVERAGE := --cov --cov-report=term:skip-covered --cov-report=xml:var/coverage.xml
 
-.PHONY: help venv demo test test-long test-faults golden test-gpu fmt lint types protos bench clean
+.PHONY: help venv demo test test-long test-faults golden test-gpu fmt lint types protos bench sanitize clean
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,17 @@ protos: $(DEV) ## regenerate the checked-in code from the .proto files
 bench: $(DEV) ## op benchmarks of the kernels on this machine
 	$(BIN)/python -m lorikeet_kernels.bench
 	$(BIN)/python -m lorikeet_kernels.bench_base
+
+# Without the sanitizer first: that run says which result is wrong, and leaves compiled kernels in Triton's cache.
+# Calls of CUDA that fail are no errors of a kernel: a launch that fails ends the run by itself.
+SANITIZER := compute-sanitizer --error-exitcode 1 --report-api-errors no
+sanitize: $(DEV) ## every kernel on small inputs under compute-sanitizer: memcheck, then racecheck
+	@command -v compute-sanitizer >/dev/null 2>&1 || { \
+	  echo "make: compute-sanitizer is not on PATH; it comes with NVIDIA's CUDA toolkit, often in /usr/local/cuda/bin" >&2; \
+	  exit 1; }
+	$(BIN)/python -m lorikeet_kernels.small_run
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --tool memcheck $(BIN)/python -m lorikeet_kernels.small_run
+	$(SANITIZER) --tool racecheck $(BIN)/python -m lorikeet_kernels.small_run
 
 clean: ## remove the venv and everything that tests and demos wrote
 	rm -rf $(VENV) clients/node/node_modules build var .coverage .coverage.*

@@ -1,11 +1,14 @@
-"""Random adapters in an arena, and plain float64 answers: for tests, bench, tune and the peer comparison."""
+"""Random adapters, quantised weights and routes, and float64 answers: for tests, benches and small cases."""
 
 import math
 from dataclasses import dataclass
 
 import torch
 
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight, WeightScaling, quantize_channels, row_blocks
+from lorikeet_kernels.dense.quantize_rows import GROUP, LARGEST, ActivationScaling
 from lorikeet_kernels.dense.row_order import RowOrder, slice_columns
+from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_weights import site_a, site_b, site_num_a, site_rank
 
@@ -99,6 +102,38 @@ def exact_delta(
         columns = slice(0, width) if num_a == 1 else slice_columns(row_order, width, index)
         delta[columns] = b[columns] @ (a[index] @ x.to(torch.float64))
     return delta
+
+
+def random_fp8_weight(
+    experts: int,
+    heights: tuple[int, ...],
+    columns: int,
+    kind: WeightScaling,
+    generator: torch.Generator,
+    *,
+    is_interleaved: bool = False,
+) -> Fp8Weight:
+    """Matrices one below the other, or row by row in turn, for each expert; about as large as a normal's."""
+    values, scales = quantize_channels(torch.randn(experts, sum(heights), columns, generator=generator))
+    if kind == "channel":
+        return Fp8Weight(values, scales, ActivationScaling("token"))
+    count = sum(-(-height // GROUP) for height in heights)
+    scales = torch.rand(experts, count, -(-columns // GROUP), generator=generator) + 0.5
+    blocks = row_blocks(heights, is_interleaved=is_interleaved)
+    return Fp8Weight(values, scales / LARGEST, ActivationScaling("group"), blocks)
+
+
+def random_mxfp4_weight(experts: int, rows: int, columns: int, generator: torch.Generator) -> Mxfp4Weight:
+    """Every code, scales around 2**-8; columns rounded up to a multiple of 32."""
+    shape = (experts, rows, -(-columns // 32))
+    blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+    return Mxfp4Weight(blocks, torch.randint(115, 124, shape, dtype=torch.uint8, generator=generator))
+
+
+def random_experts(tokens: int, experts: int, top_k: int, generator: torch.Generator) -> torch.Tensor:
+    """Distinct experts for each token, int32 [tokens, top_k]."""
+    scores = torch.rand(tokens, experts, generator=generator)
+    return scores.topk(top_k, dim=1).indices.to(torch.int32).contiguous()
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -1,5 +1,7 @@
 """Paged attention and what lies before it on a GPU, against float64 and the references."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,12 +9,14 @@ from lorikeet_kernels.attention.attention_inputs import attention_inputs, attent
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.kv_scales import FP8, KvScales
 from lorikeet_kernels.attention.paged_attention import paged_attention
+from lorikeet_kernels.benchmarking.paged_problem import make_paged_caches
 from lorikeet_kernels.dense.gated_activation import (
     GatedActivation,
     gated_activation,
     gated_activation_reference,
 )
 from lorikeet_kernels.dense.rms_norm import rms_norm, rms_norm_reference
+from lorikeet_kernels.small_cases.small_case import moved
 from lorikeet_kernels.testing import relative_error
 
 GPU = torch.device("cuda")
@@ -26,28 +30,12 @@ def paged_case(
     shares: tuple[tuple[int, int], ...], kv_heads: int, dim: int, block: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:
     """Caches whose unused places are NaN, blocks shuffled; the metadata has no host copies."""
-    lengths = [sum(share) for share in shares]
-    counts = [-(-length // block) for length in lengths]
-    free = torch.randperm(sum(counts) + 3).tolist()
-    tables = torch.zeros(len(shares), max(counts), dtype=torch.int32)
-    keys = torch.full((sum(counts) + 3, block, kv_heads, dim), float("nan"), dtype=dtype)
-    values = keys.clone()
-    starts = [0]
-    for b, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        tables[b, :count] = torch.tensor([free.pop() for _ in range(count)])
-        position = torch.arange(length)
-        where = tables[b, position // block].long(), position % block
-        keys[where], values[where] = torch.randn(2, length, kv_heads, dim).to(dtype)
-        starts.append(starts[-1] + shares[b][1])
-    metadata = AttentionMetadata(
-        query_starts=torch.tensor(starts, dtype=torch.int32, device=GPU),
-        sequence_lens=torch.tensor(lengths, dtype=torch.int32, device=GPU),
-        block_tables=tables.to(GPU),
-        slot_mapping=torch.zeros(0, dtype=torch.int64, device=GPU),
-        query_starts_host=(),
-        sequence_lens_host=(),
-    )
-    return keys.to(GPU), values.to(GPU), metadata
+    keys, values, metadata = make_paged_caches(
+        shares, kv_heads=kv_heads, dims=(dim, dim), dtype=dtype, block_tokens=block,
+        generator=torch.Generator().manual_seed(dim),
+    )  # fmt: skip
+    on_device = replace(metadata, query_starts_host=(), sequence_lens_host=())
+    return moved((keys, values, on_device), GPU)
 
 
 def exact(

@@ -12,7 +12,8 @@ from lorikeet_kernels.experts.moe_sum import moe_sum_parts, sum_pairs
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight, dequantize_mxfp4
 from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight, lay_out_mxfp4
 from lorikeet_kernels.experts.mxfp4_linear import mxfp4_linear
-from lorikeet_kernels.testing import relative_error
+from lorikeet_kernels.small_cases.small_case import moved
+from lorikeet_kernels.testing import random_mxfp4_weight, relative_error
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 
 GPU = torch.device("cuda")
@@ -40,9 +41,7 @@ TOKENS = (1, 7, 64, 300)
 
 def random_mxfp4(experts: int, rows: int, columns: int) -> Mxfp4Weight:
     """Every code, scales around 2**-8; columns rounded up to a multiple of 32."""
-    shape = (experts, rows, -(-columns // 32))
-    blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, device=GPU)
-    return Mxfp4Weight(blocks, torch.randint(115, 124, shape, dtype=torch.uint8, device=GPU))
+    return moved(random_mxfp4_weight(experts, rows, columns, torch.Generator().manual_seed(rows)), GPU)
 
 
 def route(tokens: int, experts: int, top_k: int, popularity: str) -> torch.Tensor:

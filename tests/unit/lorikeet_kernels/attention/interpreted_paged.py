@@ -12,11 +12,11 @@ import torch
 from triton.runtime import interpreter
 
 from lorikeet_kernels.attention.attention_inputs import attention_inputs_reference, prepare_heads
-from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.kv_scales import FP8, FP8_MAX, KvScales
 from lorikeet_kernels.attention.paged_attention import paged_attention_reference
 from lorikeet_kernels.attention.paged_decode import paged_decode
 from lorikeet_kernels.attention.paged_prefill import paged_prefill
+from lorikeet_kernels.benchmarking.paged_problem import make_paged_caches
 from lorikeet_kernels.testing import TOLERANCE, relative_error
 from lorikeet_kernels.tiling.attention_tiles import DecodeTiles, PrefillTiles
 
@@ -82,34 +82,6 @@ def check_fp8(got: torch.Tensor, expected: torch.Tensor) -> None:
 BLOCK = 4
 
 
-def paged_case(
-    shares: list[tuple[int, int]], kv_heads: int, dims: tuple[int, int], dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:
-    """Caches whose unused places are NaN, and metadata, for (computed, scheduled) tokens a request."""
-    lengths = [sum(share) for share in shares]
-    counts = [-(-length // BLOCK) for length in lengths]
-    free = torch.randperm(sum(counts) + 2).tolist()
-    tables = torch.zeros(len(shares), max(counts), dtype=torch.int32)
-    caches = [torch.full((sum(counts) + 2, BLOCK, kv_heads, dim), float("nan"), dtype=dtype) for dim in dims]
-    for b, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        tables[b, :count] = torch.tensor([free.pop() for _ in range(count)])
-        for position in range(length):
-            for cache in caches:
-                cache[tables[b, position // BLOCK], position % BLOCK] = torch.randn(kv_heads, cache.shape[-1])
-    starts = [0]
-    for _, scheduled in shares:
-        starts.append(starts[-1] + scheduled)
-    metadata = AttentionMetadata(
-        query_starts=torch.tensor(starts, dtype=torch.int32),
-        sequence_lens=torch.tensor(lengths, dtype=torch.int32),
-        block_tables=tables,
-        slot_mapping=torch.zeros(0, dtype=torch.int64),
-        query_starts_host=tuple(starts),
-        sequence_lens_host=tuple(lengths),
-    )
-    return caches[0], caches[1], metadata
-
-
 def check_paged_attention() -> None:
     """A mixed batch by both kernels together: windows, chunks, sinks, groups, head sizes, idle splits."""
     shares = [(0, 7), (41, 1), (5, 26), (0, 1), (7, 1), (60, 9), (33, 1), (47, 1), (48, 1)]
@@ -125,9 +97,12 @@ def check_paged_attention() -> None:
         (4, 4, (24, 16), {"chunk": 1}, False),
         (6, 2, (16, 16), {"chunk": 24, "window": 9}, False),
     )
+    generator = torch.Generator().manual_seed(0)
     for heads, kv_heads, dims, visible, with_sinks in cases:
         dtype = torch.float16 if heads == 4 else torch.float32
-        keys, values, metadata = paged_case(shares, kv_heads, dims, dtype)
+        keys, values, metadata = make_paged_caches(
+            shares, kv_heads=kv_heads, dims=dims, dtype=dtype, block_tokens=BLOCK, generator=generator
+        )
         wide = torch.randn(metadata.query_starts_host[-1], heads + 2, dims[0]).to(dtype)
         q = wide[:, :heads]
         sinks = torch.randn(heads) if with_sinks else None

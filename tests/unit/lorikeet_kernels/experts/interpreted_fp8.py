@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 
 from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_linear import fp8_linear_reference
-from lorikeet_kernels.dense.fp8_weight import Fp8Weight, quantize_channels, row_blocks
+from lorikeet_kernels.dense.fp8_weight import WeightScaling
 from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation_reference
 from lorikeet_kernels.dense.quantize_rows import (
     ActivationScaling,
@@ -27,13 +27,14 @@ from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
 from lorikeet_kernels.experts.moe_sum import moe_sum_parts_reference
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
-from lorikeet_kernels.testing import TOLERANCE, relative_error
+from lorikeet_kernels.testing import TOLERANCE, random_fp8_weight, relative_error
 from lorikeet_kernels.tiling.dense_tiles import DenseTiles
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 
 _patch_tensor = interpreter._patch_lang_tensor
 ACTIVATION = GatedActivation(1.702, 1.5, 1.0)
 TOKEN, GROUPS = ActivationScaling("token"), ActivationScaling("group")
+GENERATOR = torch.Generator().manual_seed(1)
 
 
 def _patch_tensor_for_numpy(tensor: Any, scope: Any) -> None:
@@ -73,18 +74,7 @@ def check_quantize_rows() -> None:
                 assert torch.equal(got.values.float(), expected.values.float())
 
 
-def random_weight(experts: int, heights: list[int], columns: int, kind: str, order: str | None) -> Fp8Weight:
-    """Of matrices one below the other, or row by row in turn."""
-    rows = sum(heights)
-    values, scales = quantize_channels(torch.randn(experts, rows, columns))
-    if kind == "channel":
-        return Fp8Weight(values, scales, TOKEN)
-    count = sum(-(-height // 128) for height in heights)
-    scales = torch.rand(experts, count, -(-columns // 128)) + 0.5
-    return Fp8Weight(values, scales / 448, GROUPS, row_blocks(heights, is_interleaved=order == "interleaved"))
-
-
-def check_gemm(kind: str, hidden: int, inner: int, tiles: ExpertTiles) -> None:
+def check_gemm(kind: WeightScaling, hidden: int, inner: int, tiles: ExpertTiles) -> None:
     """gate_up in both row orders with bias, limit and delta; down with routed weights, whole and split."""
     experts, top_k, tokens = 4, 2, 9
     dtype = torch.float32
@@ -96,7 +86,9 @@ def check_gemm(kind: str, hidden: int, inner: int, tiles: ExpertTiles) -> None:
     groups = make_moe_groups(ids, make_lora_segments(none, 1), experts)
     blocks = expert_blocks_reference(ids, experts, tiles.block_rows)
     for row_order in ("interleaved", "concatenated"):
-        gate_up = random_weight(experts, [inner, inner], hidden, kind, row_order)
+        gate_up = random_fp8_weight(
+            experts, (inner, inner), hidden, kind, GENERATOR, is_interleaved=row_order == "interleaved"
+        )
         v = torch.empty(tokens, top_k, 2 * inner)
         expert_linear_reference(x, gate_up, groups, v, bias=bias)
         rows = quantize_rows_reference(x, gate_up.activations)
@@ -109,7 +101,7 @@ def check_gemm(kind: str, hidden: int, inner: int, tiles: ExpertTiles) -> None:
             whole = v if added is None else v + added
             expected = gated_activation_reference(whole, ACTIVATION, row_order=row_order)
             assert relative_error(act, expected) < 4 * TOLERANCE[dtype]
-    down = random_weight(experts, [hidden], inner, kind, None)
+    down = random_fp8_weight(experts, (hidden,), inner, kind, GENERATOR)
     act = torch.randn(tokens, top_k, inner)
     rows = quantize_rows_reference(act, down.activations)
     expected = torch.empty(tokens, top_k, hidden)
@@ -142,9 +134,9 @@ def check_whole_blocks() -> None:
 
 def check_dense() -> None:
     """Rows beyond a tile, ragged widths, scales by channel, by shared and by ragged blocks; a bias."""
-    for heights, columns in (([128, 128], 256), ([72, 40, 40], 200)):
+    for heights, columns in (((128, 128), 256), ((72, 40, 40), 200)):
         for kind in ("channel", "block"):
-            stacked = random_weight(1, heights, columns, kind, None).expert(0)
+            stacked = random_fp8_weight(1, heights, columns, kind, GENERATOR).expert(0)
             bias = torch.randn(stacked.shape[0])
             for rows, tiles in ((1, DenseTiles(16, 32, 64, 1, 4)), (19, DenseTiles(16, 64, 128, 1, 4))):
                 x = torch.randn(rows, columns)
