@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 import lorikeet_kernels
-from lorikeet_kernels.small_cases.small_case import SmallCase, error_of, moved
-from lorikeet_kernels.small_run import CASES, main
+from lorikeet_kernels.small_cases.small_case import SmallCase, SmallProblem, error_of, moved
+from lorikeet_kernels.small_run import CASES, main, run_case
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
 
 PACKAGE = Path(lorikeet_kernels.__file__).parent
@@ -105,6 +106,36 @@ def test_the_command_says_what_it_lacks(
     listed = capsys.readouterr().out
     assert "dense_pair" in listed
     assert "rms_norm" not in listed
+
+
+def _case_of(
+    result: torch.Tensor, launched: set[str], *, failure: Exception | None = None
+) -> tuple[SmallCase, SmallProblem]:
+    """A case of one kernel whose launch leaves its name, and `result` where ones are expected."""
+
+    def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
+        if failure is not None:
+            raise failure
+        launched.add("room.op._op_kernel")
+        return (result.to(device),)
+
+    problem = SmallProblem((torch.ones(3),), launch)
+    return SmallCase("one", ("room.op._op_kernel",), lambda _: problem), problem
+
+
+def test_a_line_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong result, a kernel that was not launched, and a launch that fails."""
+    launched: set[str] = set()
+    cpu = torch.device("cpu")
+    assert run_case(*_case_of(torch.ones(3), launched), launched, cpu)
+    assert " ok " in capsys.readouterr().out
+    assert not run_case(*_case_of(torch.full((3,), 1.1), launched), launched, cpu)
+    assert "WRONG" in capsys.readouterr().out
+    assert not run_case(*_case_of(torch.ones(3), set()), launched, cpu)
+    assert "not launched: room.op._op_kernel" in capsys.readouterr().out
+    refused = OutOfResources(300_000, 232_448, "shared memory")
+    assert not run_case(*_case_of(torch.ones(3), launched, failure=refused), launched, cpu)
+    assert "OutOfResources: out of resource: shared memory" in capsys.readouterr().out
 
 
 @pytest.mark.long
