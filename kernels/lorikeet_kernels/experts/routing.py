@@ -26,6 +26,7 @@ import triton.language as tl
 from lorikeet_kernels.dense.sigmoid import sigmoid
 from lorikeet_kernels.experts.expert_groups import allowed_lanes
 from lorikeet_kernels.experts.router_logits import LogitParts
+from lorikeet_kernels.experts.routing_sizes import check_sizes
 from lorikeet_kernels.lora.lora_linear import lora_linear
 from lorikeet_kernels.lora.lora_segments import LoraSegments
 from lorikeet_kernels.lora.lora_tables import LoraTables
@@ -55,6 +56,7 @@ def route_softmax_reference(
 
     With `renormalize` this equals a softmax over the chosen logits alone (gpt-oss, Mixtral).
     """
+    check_sizes(logits.shape, top_k)
     # the choice is made on logits, where values that differ never become equal by rounding
     values, ids = _largest(logits.to(torch.float32), top_k)
     if renormalize:
@@ -77,6 +79,9 @@ def route_sigmoid_grouped_reference(
     A group's score is the sum of its two best biased scores. The bias steers the choice only; weights are the
     plain scores, optionally made to sum to 1, times `scale`.
     """
+    check_sizes(
+        logits.shape, top_k, num_groups=num_groups, top_k_groups=top_k_groups, correction_bias=correction_bias
+    )
     num_tokens, num_experts = logits.shape
     scores = sigmoid(logits.to(torch.float32))
     biased = scores + correction_bias.to(torch.float32)
@@ -97,14 +102,16 @@ def route_softmax_grouped_reference(
     A group's score is its best expert's.
     """
     logits = logits.to(torch.float32)
+    check_sizes(logits.shape, top_k, num_groups=num_groups, top_k_groups=top_k_groups)
     # As in `route_softmax_reference`, the choice is made on logits.
-    grouped = logits.view(logits.shape[0], num_groups, -1)
+    grouped = logits.view(logits.shape[0], num_groups, logits.shape[1] // num_groups)
     _, ids = _largest(_within_groups(grouped, grouped.amax(dim=2), top_k_groups), top_k)
     return torch.softmax(logits, dim=1).gather(1, ids) * scale, ids.to(torch.int32)
 
 
 def route_sigmoid_reference(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The K largest logits, each weighted by its own sigmoid (Llama 4, K = 1)."""
+    check_sizes(logits.shape, top_k)
     values, ids = _largest(logits.to(torch.float32), top_k)
     return sigmoid(values), ids.to(torch.int32)
 
@@ -266,8 +273,10 @@ def route_rows(
     num_tokens, num_experts = logits.shape[-2:]
     weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
-    if num_experts % num_groups:
-        raise ValueError(f"{num_experts} experts do not make {num_groups} equal groups")
+    check_sizes(
+        logits.shape[-2:], top_k, num_groups=num_groups, top_k_groups=top_k_groups,
+        correction_bias=correction_bias,
+    )  # fmt: skip
     if lora is not None and (lora.x.shape[0] != num_tokens or not lora.x.is_contiguous()):
         raise ValueError(f"router's adapters see rows {tuple(lora.x.shape)} for {num_tokens} tokens")
     if source_rows is not None and source_rows.shape != (num_tokens,):

@@ -123,3 +123,34 @@ def test_kernel_matches_references_under_the_interpreter() -> None:
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 9])
+def test_no_more_experts_are_chosen_than_there_are(top_k: int) -> None:
+    """By any rule; with groups, no more than the chosen ones hold."""
+    logits = torch.randn(3, 8)
+    with pytest.raises(ValueError, match=f"routing: {top_k} of 8 experts"):
+        route_softmax(logits, top_k, renormalize=True)
+    with pytest.raises(ValueError, match=f"routing: {top_k} of 8 experts"):
+        route_sigmoid(logits, top_k)
+    with pytest.raises(ValueError, match="routing: 5 of 4 experts"):
+        route_softmax_grouped(logits, 5, num_groups=2, top_k_groups=1, scale=1.0)
+    with pytest.raises(ValueError, match="routing: 5 of 4 experts"):
+        route_sigmoid_grouped(
+            logits, torch.zeros(8), 5, num_groups=2, top_k_groups=1, renormalize=True, scale=1.0
+        )
+
+
+def test_groups_and_biases_that_do_not_fit_are_refused() -> None:
+    """A bias of one element would be added to all experts, and read beyond its end on a GPU."""
+    logits = torch.randn(3, 8)
+    for num_groups, top_k_groups in ((3, 1), (0, 1), (2, 3), (2, 0)):
+        with pytest.raises(ValueError, match="groups"):
+            route_softmax_grouped(logits, 2, num_groups=num_groups, top_k_groups=top_k_groups, scale=1.0)
+    for size in (1, 7):
+        with pytest.raises(ValueError, match=rf"bias \({size},\) does not fit 8 experts"):
+            route_sigmoid_grouped(
+                logits, torch.zeros(size), 2, num_groups=2, top_k_groups=1, renormalize=True, scale=1.0
+            )
+    ids = route_softmax_grouped(torch.empty(0, 8), 2, num_groups=2, top_k_groups=1, scale=1.0)[1]
+    assert ids.shape == (0, 2)
