@@ -69,7 +69,7 @@ class Settings(BaseSettings):
     )
     load_format: Literal["auto", "dummy"] = Field("auto", description="dummy: random weights, for benches.")
     quantization: Literal["fp8"] | None = Field(
-        None, description="fp8: quantise the weights of a 16-bit checkpoint while they are read."
+        None, description="fp8: quantise the weights of a 16- or 32-bit checkpoint while they are read."
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
         "auto", description="fp8: keys and values in e4m3 with the checkpoint's scales, or 1; auto: in dtype."
@@ -96,7 +96,10 @@ class Settings(BaseSettings):
     host_pool_bytes: Count = Field(4 << 30, description="Host memory for adapters.")
     disk_cache_bytes: Count = Field(64 << 30, description="Disk cache for adapters, in data_dir.")
     prefix_cache: bool = Field(default=True, description="Share key-value blocks of equal prefixes.")
-    batch_invariant: bool = Field(default=False, description="The same bits in any batch; slower.")
+    batch_invariant: bool = Field(
+        default=False,
+        description="Base projections and experts sum alike in any batch; not LoRA, nor attention on a GPU.",
+    )
     overlap: bool | None = Field(
         None, description="Schedule a step while the one before runs; default: on a GPU, not on a CPU."
     )

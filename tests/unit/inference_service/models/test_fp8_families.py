@@ -139,7 +139,7 @@ def test_answers_are_those_of_the_same_weights(
     assert torch.allclose(got, logprobs(plain, vocabulary), atol=2e-4)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, "gpt_oss"])
 def test_every_family_can_be_quantised_at_load(model: str, loaded: list[LoadedModel]) -> None:
     """All but embedding, head, routers and latents' way up; the answers are numbers."""
     path = FIXTURES / "models" / model
