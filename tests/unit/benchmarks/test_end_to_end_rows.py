@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.end_to_end import STEPS, step_command
-from benchmarks.end_to_end_rows import PEER, Row, make_rows, write_rows
+from benchmarks.end_to_end_rows import PEER, Row, as_table, make_rows, write_rows
 from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import shape_config
@@ -87,6 +87,16 @@ def test_rows_stand_beside_floor_peer_and_target(floors: FloorModel) -> None:
     assert rows["start-up to READY, kernel cache warm"].value == 20.0
     assert rows["one adapter of 740 MB: host memory to usable"].floor == pytest.approx(740 / 55)
     assert rows["one adapter of 740 MB: page cache to usable"].peer == 1025.0
+
+
+def test_a_peer_that_compiled_meanwhile_is_marked(floors: FloorModel) -> None:
+    """In its rows and in the table; the other points' are not."""
+    results = {"base": result(point(16, 0, 3000.0), point(32, 0, 5000.0))}
+    rows = {row.name: row for row in make_rows("gpt-oss-20b", results, floors)}
+    marked = rows["concurrency 16, 0 adapters: tokens/s"]
+    assert (marked.peer, marked.peer_version) == (1531.0, f"{PEER}, compiling meanwhile")
+    assert rows["concurrency 32, 0 adapters: tokens/s"].peer_version == PEER
+    assert as_table(rows.values()).count("(compiling meanwhile)") == 3
 
 
 def test_another_model_has_no_peer(floors: FloorModel) -> None:
