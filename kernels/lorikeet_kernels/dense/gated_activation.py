@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lorikeet_kernels.dense.row_order import RowOrder, slice_columns
+from lorikeet_kernels.dense.row_order import RowOrder, check_row_order, slice_columns
 from lorikeet_kernels.dense.sigmoid import sigmoid
 
 
@@ -103,6 +103,7 @@ def activate_rows(
 
     A delta comes from another stream, after whose join a launch waits for what is before it in any case.
     """
+    check_row_order(row_order)
     inner = out.shape[-1]
     num_rows = out.numel() // inner
     block = 512

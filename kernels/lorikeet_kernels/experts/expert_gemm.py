@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from lorikeet_kernels.dense.gated_activation import GatedActivation
-from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.dense.row_order import RowOrder, check_row_order
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 
@@ -175,6 +175,8 @@ def _check(
     activation: GatedActivation | None,
     row_order: RowOrder | None,
 ) -> None:
+    if row_order is not None:
+        check_row_order(row_order)
     num_pairs = blocks.order.shape[0]
     if not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
         raise ValueError("expert_gemm: x, weight and out must be contiguous")

@@ -32,7 +32,7 @@ from lorikeet_kernels.dense.fp8_accumulate import BY_ROW, BY_TILE, BY_TURNS, acc
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import GatedActivation
 from lorikeet_kernels.dense.quantize_rows import GROUP, QuantizedRows
-from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.dense.row_order import RowOrder, check_row_order
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
 from lorikeet_kernels.experts.fp8_pipelined import _fp8_pipelined_kernel  # pyright: ignore[reportPrivateUsage]
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
@@ -267,6 +267,8 @@ def _check(
     activation: GatedActivation | None,
     row_order: RowOrder | None,
 ) -> None:
+    if row_order is not None:
+        check_row_order(row_order)
     num_pairs, values = blocks.order.shape[0], x.values
     contiguous = (values, x.scales, weight.values, weight.scales, out)
     if not all(tensor.is_contiguous() for tensor in contiguous):

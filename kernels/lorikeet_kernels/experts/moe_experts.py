@@ -15,9 +15,10 @@ says what is gained.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import triton
 
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation
@@ -41,6 +42,7 @@ from lorikeet_kernels.tiling.expert_tiles import ExpertTiles, MoeShape, MoeTiles
 
 DeviceExpertWeight = torch.Tensor | Mxfp4DeviceWeight | Fp8Weight
 """[E, out, in] as the device's kernels read it."""
+_RUNTIME: Any = triton.knobs.runtime  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +106,10 @@ def moe_experts(
     batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Return [T, H]: each row of `x` [T, H] through its own experts, weighted and summed. GPU only."""
+    if x.device.type == "cpu" and not _RUNTIME.interpret:
+        raise ValueError(
+            "moe_experts runs on a GPU: on a CPU call expert_linear, gated_activation and moe_sum in turn"
+        )
     out = torch.empty_like(x)
     if x.shape[0] == 0:
         return out

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lorikeet_kernels.dense.row_order import RowOrder, slice_columns
+from lorikeet_kernels.dense.row_order import RowOrder, check_row_order, slice_columns
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 
 TILE_ROWS = 16
@@ -82,6 +82,8 @@ def lay_out_mxfp4(weight: Mxfp4Weight, *, pairing: RowOrder | None = None) -> Mx
     Raises:
         ValueError: the scales of a matrix stack span more than bfloat16's exponents can hold.
     """
+    if pairing is not None:
+        check_row_order(pairing)
     num_experts, out_features, in_features = weight.shape
     num_rows = TILE_ROWS // 2 if pairing else TILE_ROWS
     num_tiles = -(-(out_features // 2 if pairing else out_features) // num_rows)

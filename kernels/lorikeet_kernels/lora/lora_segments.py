@@ -47,6 +47,10 @@ def make_lora_segments(
         block_m = select_block_m(num_tokens, 1, num_slots)
         blocks = group_pairs(None, token_slot, 1, num_slots, block_m, workspace)
         return LoraSegments(token_slot, blocks.order, blocks.starts, num_slots, workspace, blocks)
+    if num_tokens:  # on a CPU alone: looking at a GPU's values would wait for it
+        least, most = (int(end) for end in token_slot.aminmax())
+        if least < -1 or most >= num_slots:
+            raise ValueError(f"token_slot has slots {least} to {most}: pass -1 to {num_slots - 1}")
     order = torch.argsort(token_slot, stable=True).to(torch.int32)
     bounds = torch.arange(-1, num_slots + 1, dtype=torch.int32)
     indptr = torch.searchsorted(token_slot.index_select(0, order), bounds, out_int32=True)

@@ -55,6 +55,8 @@ def make_moe_groups(
         raise ValueError(
             f"topk_ids has {num_tokens} tokens and token_slot {segments.token_slot.shape[0]}: they must agree"
         )
+    if topk_ids.dtype != torch.int32 or not topk_ids.is_contiguous():
+        raise ValueError(f"topk_ids is {topk_ids.dtype}, strides {topk_ids.stride()}: pass contiguous int32")
     if topk_ids.device.type != "cpu":
         block_m = select_block_m(topk_ids.numel(), num_experts, segments.num_slots)
         blocks = group_pairs(
@@ -76,6 +78,10 @@ def _make_on_cpu(topk_ids: torch.Tensor, segments: LoraSegments, num_experts: in
     # numpy shares the tensors' memory and costs a third of torch's per-op overhead at a decode step's sizes
     top_k = topk_ids.shape[1]
     expert = topk_ids.numpy().reshape(-1).astype(np.int64)
+    if expert.size and (expert.min() < 0 or expert.max() >= num_experts):
+        raise ValueError(
+            f"topk_ids has experts {expert.min()} to {expert.max()}: pass 0 to {num_experts - 1}"
+        )
     slot = np.repeat(segments.token_slot.numpy(), top_k)
     order = np.argsort(expert * (segments.num_slots + 1) + slot + 1, kind="stable")
     sorted_expert = expert[order]

@@ -2,7 +2,7 @@
 
 import torch
 
-from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.dense.row_order import RowOrder, check_row_order
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.lora.down_expand import down_expand
 from lorikeet_kernels.lora.down_shrink import down_shrink
@@ -34,6 +34,7 @@ def moe_lora_gate_up(
     Without `accumulate` (decode batches on a GPU only) `out` receives the delta alone, NO_DELTA where there
     is none: for a base GEMM that runs beside it on another stream.
     """
+    check_row_order(row_order)
     _check(out, x, topk_ids, groups, segments, tables)
     if topk_ids.numel() == 0:
         return

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.dense.row_order import RowOrder, check_row_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class PairLane:
 
 def gate_up_lanes(num_columns: int, row_order: RowOrder) -> tuple[PairLane, ...]:
     """Gate and up side by side are two lanes; interleaved they are one, where a column's parity picks A."""
+    check_row_order(row_order)
     if row_order == "interleaved":
         return (PairLane(0, 0, 0, 0, num_columns),)
     half = num_columns // 2

@@ -1,18 +1,26 @@
 """Dense and grouped projections, their row independence, activation and sum."""
 
 import math
+from typing import cast
 
 import pytest
 import torch
 
 from lorikeet_kernels.dense.embedding import embedding
-from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation
+from lorikeet_kernels.dense.gated_activation import GatedActivation, activate_rows, gated_activation
 from lorikeet_kernels.dense.linear import linear
 from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
+from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.expert_linear import expert_linear
+from lorikeet_kernels.experts.moe_experts import ExpertProjection, moe_experts
 from lorikeet_kernels.experts.moe_sum import moe_sum
+from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
+from lorikeet_kernels.experts.mxfp4_layout import lay_out_mxfp4
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.moe_groups import MoeGroups, make_moe_groups
+from lorikeet_kernels.lora.output_lanes import gate_up_lanes
+from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 DTYPES = list(TOLERANCE)
@@ -160,3 +168,31 @@ def test_misfits_are_refused() -> None:
         gated_activation(torch.ones(2, 5))
     with pytest.raises(ValueError, match=r"\[T, K, H\]"):
         moe_sum(torch.ones(2, 5))
+
+
+def test_unknown_row_order_is_refused() -> None:
+    """By the reference, the launch, the layout of MXFP4, the GEMMs and what describes columns to kernels."""
+    order = cast("RowOrder", "halves")
+    rows, act = torch.zeros(3, 8), torch.zeros(3, 4)
+    blocks = ExpertBlocks(torch.zeros(3, dtype=torch.int32), torch.zeros(1, 4, dtype=torch.int32), 16, 2, 1)
+    weight, tiles = torch.zeros(2, 8, 4), ExpertTiles("decode", 16, 64, 128, 3, 4)
+    packed = Mxfp4Weight(*(torch.zeros(1, 16, 1, *last, dtype=torch.uint8) for last in ((16,), ())))
+    calls = (
+        lambda: gated_activation(rows, row_order=order),
+        lambda: activate_rows(rows, act, GatedActivation(), order),
+        lambda: gate_up_lanes(8, order),
+        lambda: lay_out_mxfp4(packed, pairing=order),
+        lambda: expert_gemm(act, weight, blocks, act, tiles, activation=GatedActivation(), row_order=order),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="row_order 'halves'"):
+            call()
+
+
+def test_fused_experts_on_a_cpu_name_the_references() -> None:
+    """Rather than Triton's missing driver."""
+    gate_up = ExpertProjection(torch.zeros(2, 8, 4), None, "concatenated")
+    down = ExpertProjection(torch.zeros(2, 4, 4), None, None)
+    ids = torch.zeros(3, 1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="on a CPU call expert_linear"):
+        moe_experts(torch.zeros(3, 4), torch.ones(3, 1), ids, gate_up, down, GatedActivation())

@@ -54,3 +54,27 @@ def test_token_counts_must_agree() -> None:
     segments = make_lora_segments(torch.zeros(3, dtype=torch.int32), 1)
     with pytest.raises(ValueError, match="must agree"):
         make_moe_groups(torch.zeros((4, 2), dtype=torch.int32), segments, 2)
+
+
+@pytest.mark.parametrize("slots", [[0, 7, 1], [0, -2, 1], [2, 0, 0]])
+def test_slots_that_do_not_exist_are_refused(slots: list[int]) -> None:
+    """Their rows would come out as the base model's."""
+    with pytest.raises(ValueError, match="pass -1 to 1"):
+        make_lora_segments(torch.tensor(slots, dtype=torch.int32), 2)
+
+
+@pytest.mark.parametrize("expert", [-1, 4, 99])
+def test_experts_that_do_not_exist_are_refused(expert: int) -> None:
+    """By the number, where they are grouped."""
+    ids = torch.tensor([[0, 1], [2, expert]], dtype=torch.int32)
+    segments = make_lora_segments(torch.zeros(2, dtype=torch.int32), 1)
+    with pytest.raises(ValueError, match=f"{expert}.*pass 0 to 3"):
+        make_moe_groups(ids, segments, 4)
+
+
+def test_ids_that_the_ops_refuse_make_no_groups() -> None:
+    """int64 and transposed ones."""
+    segments = make_lora_segments(torch.zeros(3, dtype=torch.int32), 1)
+    for ids in (torch.zeros((3, 2), dtype=torch.int64), torch.zeros((2, 3), dtype=torch.int32).T):
+        with pytest.raises(ValueError, match="contiguous int32"):
+            make_moe_groups(ids, segments, 2)

@@ -1,5 +1,7 @@
 """moe_lora's references against a plain float64 loop, on the shapes that hurt."""
 
+from typing import cast
+
 import pytest
 import torch
 
@@ -139,3 +141,15 @@ def test_bad_input_is_refused(change: str, message: str) -> None:
         x = x.to(torch.float16)
     with pytest.raises(ValueError, match=message):
         moe_lora_gate_up(out, x, ids, groups, segments, tables, 0, "concatenated")
+
+
+@pytest.mark.parametrize("num_tokens", [0, 7])
+@pytest.mark.parametrize("num_a", [1, 2])
+def test_unknown_row_order_is_refused(num_a: int, num_tokens: int) -> None:
+    """It would be taken for "concatenated"; also where one A feeds all rows, and in an empty batch."""
+    tables = _tables(torch.float32, num_a)
+    x, _, ids, _, out, _ = _problem(num_tokens, torch.float32)
+    segments = make_lora_segments(torch.zeros(num_tokens, dtype=torch.int32), len(RANKS))
+    groups = make_moe_groups(ids, segments, EXPERTS)
+    with pytest.raises(ValueError, match="row_order 'halves'"):
+        moe_lora_gate_up(out, x, ids, groups, segments, tables, 0, cast("RowOrder", "halves"))
