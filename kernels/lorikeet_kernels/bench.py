@@ -21,6 +21,7 @@ from lorikeet_kernels.benchmarking.bench_problem import (
     num_sets,
 )
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
+from lorikeet_kernels.benchmarking.list_options import counts, names_among
 from lorikeet_kernels.lora.lora_linear import lora_linear
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
@@ -124,25 +125,26 @@ def _line(sizes: str, calls: Sequence[Callable[[], None]], moved: float, ceiling
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table; exit status 2 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.bench", description=__doc__)
-    parser.add_argument("--models", default="gpt-oss-20b,qwen3-30b-a3b")
-    parser.add_argument("--ranks", default="16")
+    known = {shape.name: shape for shape in (*MODELS, *DENSE)}
+    parser.add_argument(
+        "--models",
+        type=names_among(known),
+        default="gpt-oss-20b,qwen3-30b-a3b",
+        help=f"with commas, of {', '.join(known)}; default: %(default)s",
+    )
+    parser.add_argument("--ranks", type=counts, default="16")
     parser.add_argument("--adapters", type=int, default=8)
-    parser.add_argument("--tokens", default="1,16,64,256,1024,4096")
+    parser.add_argument("--tokens", type=counts, default="1,16,64,256,1024,4096")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.stderr.write("bench: needs a GPU, torch.cuda.is_available() is False here\n")
         return 2
-    known = {shape.name: shape for shape in (*MODELS, *DENSE)}
-    unknown = [name for name in options.models.split(",") if name not in known]
-    if unknown:
-        sys.stderr.write(f"bench: unknown models {unknown}; known: {', '.join(known)}\n")
-        return 2
     ceiling = copy_bytes_per_s()
     sys.stdout.write(f"{torch.cuda.get_device_name()}, copy {ceiling / 1e12:.2f} TB/s\n")
     sys.stdout.write("model              rank slots tokens        us  floor us  share     GB/s\n")
-    for name in options.models.split(","):
-        for rank in map(int, options.ranks.split(",")):
-            for tokens in map(int, options.tokens.split(",")):
+    for name in options.models:
+        for rank in options.ranks:
+            for tokens in options.tokens:
                 shape = known[name]
                 at = (rank, options.adapters, tokens, ceiling)
                 line = bench_dense(shape, *at) if isinstance(shape, DenseSites) else bench_layer(shape, *at)

@@ -23,6 +23,7 @@ from lorikeet_kernels.benchmarking.expert_projections import WEIGHT_BYTES, exper
 from lorikeet_kernels.benchmarking.few_rows_points import SIZES, few_rows_point, with_rows
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
 from lorikeet_kernels.benchmarking.latent_points import around_points, attention_points, prompt_points
+from lorikeet_kernels.benchmarking.list_options import names_among
 from lorikeet_kernels.benchmarking.router_ways import router_ways
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.gated_activation import SILU, GatedActivation
@@ -257,18 +258,11 @@ def bench_router() -> Iterator[Row]:
                 yield Row(f"router {model.name} T={num_rows} {way}", round(us, 2), "us", round(floor, 2))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line a figure; exit status 2 where there is no GPU."""
-    parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.bench_base", description=__doc__)
-    parser.add_argument("--only", default="mxfp4,bf16,attention,mla,sampling,small,few-rows,router")
-    parser.add_argument("--json", type=Path, help="write the rows here too")
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        sys.stderr.write("bench_base: needs a GPU, torch.cuda.is_available() is False here\n")
-        return 2
+def _parts() -> dict[str, Callable[[], Iterator[Row]]]:
+    """What --only chooses from; nothing is made before a part is called."""
     models = {model.name: model for model in MODELS}
     tokens = (1, 4, 16, 32, 64, 256, 1024, 4096)
-    parts: dict[str, Callable[[], Iterator[Row]]] = {
+    return {
         "mxfp4": lambda: bench_moe(models["gpt-oss-20b"], tokens, "mxfp4"),
         "bf16": lambda: bench_moe(models["gpt-oss-20b"], tokens, "bf16"),
         "qwen3": lambda: bench_moe(models["qwen3-30b-a3b"], tokens, "bf16"),
@@ -293,9 +287,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "few-rows": bench_few_rows,
         "router": bench_router,
     }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line a figure; exit status 2 where there is no GPU."""
+    parts = _parts()
+    parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.bench_base", description=__doc__)
+    parser.add_argument(
+        "--only",
+        type=names_among(parts),
+        default="mxfp4,bf16,attention,mla,sampling,small,few-rows,router",
+        help=f"parts, with commas, of {', '.join(parts)}; default: %(default)s",
+    )
+    parser.add_argument("--json", type=Path, help="write the rows here too")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.stderr.write("bench_base: needs a GPU, torch.cuda.is_available() is False here\n")
+        return 2
     rows: list[Row] = []
     sys.stdout.write(f"{device_name(torch.empty(0, device='cuda'))}\n")
-    for part in options.only.split(","):
+    for part in options.only:
         for row in parts[part]():
             rows.append(row)
             sys.stdout.write(f"{row}\n")

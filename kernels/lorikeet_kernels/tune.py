@@ -19,6 +19,7 @@ import torch
 
 from lorikeet_kernels.benchmarking.bench_problem import DENSE, MODELS
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
+from lorikeet_kernels.benchmarking.list_options import counts
 from lorikeet_kernels.benchmarking.rule_check import (
     UNMEASURED,
     RuleRow,
@@ -141,8 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.tune", description=__doc__)
     known = [shape.name for shape in (*MODELS, *DENSE)]
     parser.add_argument("--model", action="append", choices=known, help="repeatable; default gpt-oss-20b")
-    parser.add_argument("--tokens", default="1,4,16,64,256,1024,4096")
-    parser.add_argument("--ranks", default="16")
+    parser.add_argument("--tokens", type=counts, default="1,4,16,64,256,1024,4096")
+    parser.add_argument("--ranks", type=counts, default="16")
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--from-trace", type=Path, help="JSON histograms of tokens and ranks; heaviest first")
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -167,9 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.cuda.get_device_name()
     path: Path = options.out or file_of(device)
     table = parse(path.read_text()) if path.exists() else TileTable(device, "", ())
-    points = points_of(
-        [int(t) for t in options.tokens.split(",")], [int(r) for r in options.ranks.split(",")]
-    )
+    points = points_of(options.tokens, options.ranks)
     if options.from_trace:
         points = points_of_trace(options.from_trace.read_text())
     if options.check_rule:

@@ -18,6 +18,7 @@ import torch
 from lorikeet_kernels.benchmarking.bench_problem import MODELS, MoeModel
 from lorikeet_kernels.benchmarking.expert_projections import expert_projection
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
+from lorikeet_kernels.benchmarking.list_options import counts, names_among
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import SILU
 from lorikeet_kernels.dense.quantize_rows import quantize_rows
@@ -143,8 +144,14 @@ def tune(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 2 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.tune_experts", description=__doc__)
-    parser.add_argument("--models", default="qwen3-30b-a3b,deepseek-v3-tp8")
-    parser.add_argument("--tokens", default="16,4096")
+    models = {model.name: model for model in MODELS}
+    parser.add_argument(
+        "--models",
+        type=names_among(models),
+        default="qwen3-30b-a3b,deepseek-v3-tp8",
+        help=f"with commas, of {', '.join(models)}; default: %(default)s",
+    )
+    parser.add_argument("--tokens", type=counts, default="16,4096")
     parser.add_argument("--storage", default="fp8_block", choices=("fp8_block", "fp8_channel"))
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--only-compile", action="store_true", help="into Triton's cache, for a later run")
@@ -153,9 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("tune_experts: needs a GPU, torch.cuda.is_available() is False here\n")
         return 2
     until = time.monotonic() + options.seconds
-    models = {model.name: model for model in MODELS}
-    for name in options.models.split(","):
-        for num_tokens in map(int, options.tokens.split(",")):
+    for name in options.models:
+        for num_tokens in options.tokens:
             if time.monotonic() < until:
                 tune(models[name], num_tokens, options.storage, until, only_compiles=options.only_compile)
                 torch.cuda.empty_cache()

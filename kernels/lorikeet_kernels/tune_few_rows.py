@@ -17,6 +17,7 @@ import torch
 
 from lorikeet_kernels.benchmarking.few_rows_points import SIZES, FewRowsPoint, few_rows_point, with_rows
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
+from lorikeet_kernels.benchmarking.list_options import counts, names_among
 from lorikeet_kernels.launch.compile_ahead import compile_ahead
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.tiling.few_rows_tiles import (
@@ -112,8 +113,10 @@ def _compile(names: Sequence[str], rows: Sequence[int]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 2 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.tune_few_rows", description=__doc__)
-    parser.add_argument("--sizes", default=",".join(SIZES))
-    parser.add_argument("--rows", default="1,2,4,8,16")
+    parser.add_argument(
+        "--sizes", type=names_among(SIZES), default=",".join(SIZES), help="with commas; default: %(default)s"
+    )
+    parser.add_argument("--rows", type=counts, default="1,2,4,8,16")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--only-compile", action="store_true", help="into Triton's cache, for a later run")
     options = parser.parse_args(arguments)
@@ -121,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("tune_few_rows: needs a GPU, torch.cuda.is_available() is False here\n")
         return 2
     until = time.monotonic() + options.seconds
-    names, rows = options.sizes.split(","), [int(rows) for rows in options.rows.split(",")]
+    names, rows = options.sizes, options.rows
     _compile(names, rows)
     if options.only_compile:
         return 0
