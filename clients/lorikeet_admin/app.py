@@ -29,7 +29,8 @@ app = typer.Typer(
     ),
 )
 app.command()(up)
-app.command()(generate)
+# A text without its option would else be refused without a word on where it goes.
+app.command(context_settings={"allow_extra_args": True})(generate)
 app.command()(node.residency)
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(tenants.app, name="tenants")

@@ -109,6 +109,8 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Stream text; with --json one delta a line, the last with its finish."""
+    if context.args:
+        raise typer.BadParameter(f"unexpected {' '.join(context.args)!r}: use --prompt or --chat for a text")
     if (prompt is None) == (chat is None):
         raise typer.BadParameter("give one of --prompt and --chat")
     if system is not None and chat is None:

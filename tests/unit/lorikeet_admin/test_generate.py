@@ -58,6 +58,19 @@ def test_options_of_single_tokens(run: Run, fakes: FakeServices) -> None:
     )
 
 
+@pytest.mark.parametrize("arguments", [("hello", "world"), ("--prompt", "x", "hello", "world")])
+def test_a_text_without_its_option(run: Run, fakes: FakeServices, arguments: tuple[str, ...]) -> None:
+    """Is told which it may have; unknown options stay refused."""
+    (document,) = documents(run("generate", *arguments, "--json"))
+    assert document["error"]["message"].endswith(
+        "unexpected 'hello world': use --prompt or --chat for a text"
+    )
+    result = run("generate", "--prompt", "x", "--hello")
+    assert result.exit_code == 2
+    assert "No such option" in result.stderr
+    assert not fakes.inference.requests
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
