@@ -28,7 +28,13 @@ from inference_service.execution.step_graphs import StepGraphs
 from inference_service.execution.step_shapes import StepShapes, graph_sizes
 from inference_service.execution.warm_up import StepLimits, warm_up
 from inference_service.execution.warm_up_ops import check_heads
-from inference_service.models import ModelConfigError, compute_dtype, describe_model, load_model
+from inference_service.models import (
+    ModelConfigError,
+    ModelDescription,
+    compute_dtype,
+    describe_model,
+    load_model,
+)
 from inference_service.ports import DeviceArena, HostPool
 from lorikeet_kernels.dense.linear import ROW_TILE
 from lorikeet_kernels.tiling.lora_overlap import BesideRows, runs_beside
@@ -140,7 +146,14 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         compiled = CompileCounter(graphs)
         warm_up(forward, graphs, runner, builder, _limits(config, plan), phases)
         compiled.ready()
-    log.info("engine.loaded", device=str(device), graphs=len(graphs), **_fields(phases))
+    log.info(
+        "engine.loaded",
+        device=str(device),
+        quantization=_quantization(config, description),
+        kv_cache_dtype=str(cached).removeprefix("torch."),
+        graphs=len(graphs),
+        **_fields(phases),
+    )
     info = ModelFacts(
         model_name=Path(config.model_dir).resolve().name,
         architecture=description.architecture,
@@ -154,6 +167,12 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         start_phases=phases.all(),
     )
     return DeviceBackend(info, runner, host_pool, arena, compiled)
+
+
+def _quantization(config: BackendConfig, description: ModelDescription) -> str:
+    """The method that the checkpoint names, else the one that weights were quantised by at load."""
+    stored = description.config.section("quantization_config")
+    return config.quantization or "none" if stored is None else stored.text("quant_method")
 
 
 def _fields(phases: StartPhases) -> dict[str, float]:

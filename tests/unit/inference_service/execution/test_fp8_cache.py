@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 import torch
 
 from inference_service.execution.backend import DeviceBackend
@@ -104,6 +105,23 @@ def test_a_cache_of_latents_is_refused() -> None:
     assert cache_dtype("auto", layers, torch.bfloat16, CPU) == torch.bfloat16
     with pytest.raises(ModelConfigError, match="caches latents"):
         cache_dtype("fp8", layers, torch.bfloat16, CPU)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "said"),
+    [
+        ("qwen3_moe", {}, ("none", "float32")),
+        ("qwen3_moe", {"kv_cache_dtype": "fp8"}, ("none", "float8_e4m3fn")),
+        ("qwen3_moe", {"quantization": "fp8"}, ("fp8", "float32")),
+        ("gpt_oss_mxfp4", {}, ("mxfp4", "float32")),
+    ],
+)
+def test_the_start_says_what_is_in_fp8(model: str, settings: dict[str, str], said: tuple[str, str]) -> None:
+    """Weights by the checkpoint's method or the one asked for, and the cache."""
+    with structlog.testing.capture_logs() as lines:
+        make_backend(model, **settings)
+    (loaded,) = (line for line in lines if line["event"] == "engine.loaded")
+    assert (loaded["quantization"], loaded["kv_cache_dtype"]) == said
 
 
 def test_blocks_take_half(tmp_path: Path) -> None:
