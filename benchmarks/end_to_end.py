@@ -165,7 +165,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, help="the rows; default: benchmarks/results")
     arguments = parser.parse_args(argv)
     arguments.device = arguments.device or ("cpu" if arguments.tiny else "cuda")
-    work = arguments.work.absolute()
+    # A toy's results lie apart: rows are made of all that is found.
+    work = arguments.work.absolute() / ("tiny" if arguments.tiny else "")
     names = [name for name in arguments.only.split(",") if name]
     if unknown := set(names) - {step.name for step in STEPS}:
         parser.error(f"no steps {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in STEPS)}")

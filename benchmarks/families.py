@@ -3,11 +3,14 @@
     python -m benchmarks.families [--only MODEL,...] [--tiny] [--list]
 
 One engine a model with room for eight adapters of rank 16 at every site: concurrency 1 and 32, without
-adapters and with all of them. A model that fails does not stop the others; the exit code says that one did.
+adapters and with all of them. Other settings of the engine (--engine-set) have results, rows and a file of
+their own, named after them; kv_cache_dtype=fp8 is refused by models with latent attention. A model that
+fails does not stop the others; the exit code says that one did.
 """
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.end_to_end_rows import Row, as_table
+from benchmarks.end_to_end_rows import Row, as_table, figure_alone
 from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import write_model_shape
@@ -88,7 +91,7 @@ def command(model: Model, arguments: argparse.Namespace, work: Path) -> list[str
         *("--concurrency", ",".join(map(str, CONCURRENCY)), "--warm-up", "2", "--probe-steps", "0"),
         *("--input-tokens", "24" if arguments.tiny else str(INPUT_TOKENS)),
         *("--output-tokens", "6" if arguments.tiny else str(OUTPUT_TOKENS)),
-        *("--device", arguments.device, "--json", str(result_file(work, model))),
+        *("--device", arguments.device, "--json", str(result_file(work, model, arguments.engine_set))),
     ]
     for item in model.tiny if arguments.tiny else ():
         line += ["--shape-set", item]
@@ -97,16 +100,24 @@ def command(model: Model, arguments: argparse.Namespace, work: Path) -> list[str
     return line
 
 
-def result_file(work: Path, model: Model) -> Path:
-    """Where a model's result lies."""
-    return work / f"families-{model.shape}.json"
+def suffix(settings: Sequence[str]) -> str:
+    """What files of other settings than the default have in their names."""
+    return "".join("-" + re.sub(r"[^\w.=]+", "_", item) for item in sorted(settings))
 
 
-def make_rows(model: Model, result: dict[str, Any], floors: FloorModel) -> Iterator[Row]:
+def result_file(work: Path, model: Model, settings: Sequence[str] = ()) -> Path:
+    """Where a model's result with these settings lies."""
+    return work / f"families-{model.shape}{suffix(settings)}.json"
+
+
+def make_rows(
+    model: Model, result: dict[str, Any], floors: FloorModel, settings: Sequence[str] = ()
+) -> Iterator[Row]:
     """Speeds beside their floors, the ratios beside their musts, start-up and compilations."""
+    name = ", ".join((model.shape, *sorted(settings)))
     points = {(point["concurrency"], point["adapters"]): point["median"] for point in result["points"]}
     for (concurrency, adapters), median in points.items():
-        where = f"{model.shape}, concurrency {concurrency}, {adapters} adapters"
+        where = f"{name}, concurrency {concurrency}, {adapters} adapters"
         step_s = floors.decode(concurrency, adapters, CONTEXT_TOKENS).seconds
         value = median["decode_tokens_per_s"]["mean"]
         yield Row(f"{where}: decode tokens/s a request", value, "tokens/s", 1 / step_s)
@@ -119,34 +130,45 @@ def make_rows(model: Model, result: dict[str, Any], floors: FloorModel) -> Itera
         if base and adapted:
             at_least = floors.decode(concurrency, 0, CONTEXT_TOKENS).total
             at_least /= floors.decode(concurrency, ADAPTERS, CONTEXT_TOKENS).total
-            name = f"{model.shape}, concurrency {concurrency}: tokens/s with {ADAPTERS} adapters over without"
+            words = f"{name}, concurrency {concurrency}: tokens/s with {ADAPTERS} adapters over without"
             ratio = adapted["tokens_per_s"] / base["tokens_per_s"]
-            yield Row(name, ratio, "ratio", at_least, target=must, stretch=hope)
+            yield Row(words, ratio, "ratio", at_least, target=must, stretch=hope)
     for server in result["servers"]:
-        yield Row(f"{model.shape}: start-up to READY", server["startup_s"], "s")
+        yield Row(f"{name}: start-up to READY", server["startup_s"], "s")
         after = server["compilations"]
-        yield Row(f"{model.shape}: compilations after READY", after, "count", 0.0, target=0.0)
+        yield Row(f"{name}: compilations after READY", after, "count", 0.0, target=0.0)
 
 
-def write_rows(work: Path, output: Path) -> None:
-    """Rows of all results that lie in `work`; one that is void gives its failures."""
+def write_rows(work: Path, output: Path, settings: Sequence[str] = (), *, is_toy: bool = False) -> None:
+    """Rows of all results with these settings that lie in `work`; one that is void gives its failures.
+
+    A toy's rows are figures alone: floors and musts are the real models' on a GPU.
+    """
     rows: list[Row] = []
     failures: dict[str, list[str]] = {}
     machines: dict[str, Any] = {}
     for model in MODELS:
-        if not result_file(work, model).exists():
+        file = result_file(work, model, settings)
+        if not file.exists():
             continue
-        result = json.loads(result_file(work, model).read_bytes())
+        result = json.loads(file.read_bytes())
         if result.get("failures"):
             failures[model.shape] = result["failures"]
             continue
         with tempfile.TemporaryDirectory() as directory:
             shape = write_model_shape(Path(directory), model.shape)
             adapters = replace(AdapterShape(), rank=RANK, sites=model.sites)
-            rows += make_rows(model, result, FloorModel.read(shape, torch.bfloat16, adapters))
+            rows += make_rows(model, result, FloorModel.read(shape, torch.bfloat16, adapters), settings)
         machines[model.shape] = result.get("machine")
+    if is_toy:
+        rows = [figure_alone(row) for row in rows]
     output.parent.mkdir(parents=True, exist_ok=True)
-    document = {"machines": machines, "failures": failures, "rows": [asdict(row) for row in rows]}
+    document = {
+        "engine_settings": sorted(settings),
+        "machines": machines,
+        "failures": failures,
+        "rows": [asdict(row) for row in rows],
+    }
     output.write_text(json.dumps(document, indent=1) + "\n")
     print(as_table(rows))
     for name, reasons in failures.items():
@@ -156,7 +178,7 @@ def write_rows(work: Path, output: Path) -> None:
 
 def run(model: Model, arguments: argparse.Namespace, work: Path) -> bool:
     """Run a model's bench, show what it prints; False if it failed. An old result of it is removed first."""
-    result_file(work, model).unlink(missing_ok=True)
+    result_file(work, model, arguments.engine_set).unlink(missing_ok=True)
     line = command(model, arguments, work)
     print(f"== {model.shape}: {' '.join(line[1:])}", flush=True)
     begun_s = time.monotonic()
@@ -174,12 +196,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tiny", action="store_true", help="toys of the same form; say nothing of speed")
     parser.add_argument("--list", action="store_true", help="show the commands and run nothing")
     parser.add_argument("--device", default="", help="cuda; with --tiny cpu")
-    parser.add_argument("--engine-set", action="append", default=[], metavar="KEY=JSON", help="a setting")
+    parser.add_argument(
+        "--engine-set",
+        action="append",
+        default=[],
+        metavar="KEY=JSON",
+        help="a setting, which names its files and rows",
+    )
     parser.add_argument("--work", type=Path, default=Path("var/benchmarks"), help="the models' results")
     parser.add_argument("--output", type=Path, help="the rows; default: benchmarks/results")
     arguments = parser.parse_args(argv)
     arguments.device = arguments.device or ("cpu" if arguments.tiny else "cuda")
-    work = arguments.work.absolute()
+    # A toy's results lie apart: rows are made of all that is found.
+    work = arguments.work.absolute() / ("tiny" if arguments.tiny else "")
     names = [name for name in arguments.only.split(",") if name]
     if unknown := set(names) - {model.shape for model in MODELS}:
         known = ", ".join(model.shape for model in MODELS)
@@ -192,8 +221,9 @@ def main(argv: Sequence[str]) -> int:
     work.mkdir(parents=True, exist_ok=True)
     failed = [model.shape for model in models if not run(model, arguments, work)]
     place = work if arguments.tiny else RESULTS
-    default = place / f"families_{'tiny' if arguments.tiny else 'h200'}.json"
-    write_rows(work, arguments.output or default)
+    size = "tiny" if arguments.tiny else "h200"
+    default = place / f"families_{size}{suffix(arguments.engine_set)}.json"
+    write_rows(work, arguments.output or default, arguments.engine_set, is_toy=arguments.tiny)
     if failed:
         print(f"FAILED: {', '.join(failed)}")
     return 1 if failed else 0

@@ -4,6 +4,9 @@
 #
 #   benchmarks/families.sh                      everything, about 8 GPU minutes
 #   benchmarks/families.sh --only qwen3-32b     some models; rows are made of all that were run so far
+#   benchmarks/families.sh --engine-set kv_cache_dtype=fp8 --only qwen3-32b
+#                                               with other settings: rows and a file of their own, families_h200-kv_cache_dtype=fp8.json;
+#                                               DeepSeek-V2-Lite caches latents and refuses this one
 #   benchmarks/families.sh --tiny               toys of the same form, to try the script on a CPU
 set -eu
 cd "$(dirname "$0")/.."

@@ -130,6 +130,16 @@ def test_a_void_step_gives_no_rows(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "eight gives no rows: concurrency 1: VOID" in capsys.readouterr().out
 
 
+def test_a_toys_rows_are_figures_alone(tmp_path: Path) -> None:
+    """No floor, peer or target of the real model stands beside them."""
+    for name in ("base", "eight", "adapter-load"):
+        (tmp_path / f"gpt-oss-20b-{name}.json").write_text(json.dumps(RESULTS[name]))
+    write_rows("gpt-oss-20b", tmp_path, tmp_path / "rows.json", is_toy=True)
+    rows = [Row(**row) for row in json.loads((tmp_path / "rows.json").read_text())["rows"]]
+    assert len(rows) > 20
+    assert all(row == Row(row.name, row.value, row.unit) for row in rows)
+
+
 def test_the_quick_form_is_a_part_of_the_whole() -> None:
     """With loads of its own where it has any."""
     arguments = argparse.Namespace(quick=True, tiny=False, device="cuda")
