@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-# Each takes about 45 s of one core; the GPU suite has all families. Llama 4 has what no other has: chunks, norms
-# behind the rotation, temperature, experts' inputs weighted; DeepSeek's latents and gpt-oss's sinks and
+# Each takes about 45 s of one core; the GPU suite has all families. Llama 4 has what no other has: chunks,
+# norms behind the rotation, temperature, experts' inputs weighted; DeepSeek's latents and gpt-oss's sinks and
 # interleaved experts are the other paths of their own. MXFP4's kernels are Gluon, which is not interpreted.
 FAMILIES = [
     "llama4",
