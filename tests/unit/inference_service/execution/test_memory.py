@@ -1,6 +1,7 @@
 """How memory is shared out, and when start-up is refused."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,11 +119,19 @@ def plan_gpu(description: ModelDescription, total: int, used: int = 500 << 20, *
 @pytest.mark.parametrize("name", shape_names())
 @pytest.mark.parametrize("total", [16 << 30, RTX_4090, 80 << 30, H200, 288 << 30])
 def test_a_plan_fits_or_names_every_part(tmp_path: Path, name: str, total: int) -> None:
-    """Each released model on GPUs of five sizes."""
+    """Each released model on GPUs of five sizes; where only the context is too long, what is offered fits."""
     description = shape(tmp_path, name)
     weights = parameter_bytes(description.spec, torch.bfloat16)
+    context_tokens = 4096
     try:
-        found = plan_gpu(description, total, max_context_tokens=4096)
+        try:
+            found = plan_gpu(description, total, max_context_tokens=context_tokens)
+        except MemoryBudgetError as error:
+            offered = re.search(r"does not fit a cache of .* lower it to (\d+) ", str(error))
+            if offered is None:
+                raise
+            context_tokens = int(offered[1])
+            found = plan_gpu(description, total, max_context_tokens=context_tokens)
     except MemoryBudgetError as error:
         assert weights > 0.5 * total
         for part in ("weights", "adapter arena", "lora workspaces", "activations", "sampling", "cuda graphs"):
@@ -131,7 +140,7 @@ def test_a_plan_fits_or_names_every_part(tmp_path: Path, name: str, total: int) 
         return
     assert found.budget_bytes == int(total * 0.92) - (500 << 20)
     assert weights < found.used_bytes <= found.budget_bytes
-    assert found.num_blocks * 16 >= 4096
+    assert found.num_blocks * 16 >= context_tokens > 0
     assert all(part.num_bytes > 0 for part in found.parts)
     line = found.fields()
     assert line["budget_bytes"] - line["unused_bytes"] == found.used_bytes
