@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
     ("script", "model"), [("gpt_oss_20b.sh", "gpt_oss_20b"), ("qwen3_30b.sh", "qwen3_30b_a3b")]
 )
 def test_one_step_makes_its_rows(tmp_path: Path, script: str, model: str) -> None:
-    """Unseen prompt lengths; rows of a toy stand in the work directory."""
+    """Unseen prompt lengths; rows of a toy stand in a folder of their own in the work directory."""
     done = subprocess.run(
         [ROOT / "benchmarks" / script, "--tiny", "--only", "lengths", "--work", tmp_path],
         capture_output=True,
@@ -22,7 +22,7 @@ def test_one_step_makes_its_rows(tmp_path: Path, script: str, model: str) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    document = json.loads((tmp_path / f"{model}_tiny.json").read_text())
+    document = json.loads((tmp_path / "tiny" / f"{model}_tiny.json").read_text())
     rows = {row["name"]: row for row in document["rows"]}
     assert rows["200 prompt lengths: worst TTFT over its bucket's median"]["value"] >= 1
     assert rows["compilations and graph captures after READY"]["value"] == 0
