@@ -10,13 +10,10 @@ import pytest
 # Each takes about 45 s of one core; the GPU suite has all families. Llama 4 has what no other has: chunks,
 # norms behind the rotation, temperature, experts' inputs weighted; DeepSeek's latents and gpt-oss's sinks and
 # interleaved experts are the other paths of their own. MXFP4's kernels are Gluon, which is not interpreted.
-FAMILIES = [
-    "llama4",
-    pytest.param("deepseek_v3", marks=pytest.mark.long),
-    pytest.param("gpt_oss", marks=pytest.mark.long),
-]
+FAMILIES = ("llama4", "deepseek_v3", "gpt_oss")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_base_and_adapters_in_one_batch(name: str) -> None:
     """See interpreted_family.py; no op has a reference alone."""
