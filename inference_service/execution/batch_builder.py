@@ -111,7 +111,7 @@ class BatchBuilder:
         self._buffers.keep(shape)
         nothing = np.empty(0, np.int64)
         step = _Gathered(nothing, nothing, nothing)
-        if shape.num_rows == shape.num_requests:
+        if shape.is_decode:
             return self._decode([], step, shape).inputs
         return self._mixed([], step, np.empty(0, np.bool_), shape).inputs
 

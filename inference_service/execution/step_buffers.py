@@ -27,6 +27,11 @@ class StepShape:
     pads: bool = False
 
     @property
+    def is_decode(self) -> bool:
+        """One row a request; a shape for steps with prompts has more rows than requests."""
+        return self.num_rows == self.num_requests
+
+    @property
     def of_forward(self) -> "StepShape":
         """What the forward pass reads: the fields before those of sampling, at the same places for any N."""
         return replace(self, num_samples=0)

@@ -103,10 +103,9 @@ def capture_all(graphs: StepGraphs, builder: BatchBuilder) -> None:
             try:
                 graphs.capture(inputs, has_adapters=has_adapters)
             except RuntimeError as error:  # torch's, also when CUDA is out of memory
-                is_decode = shape.num_rows == shape.num_requests
                 step, flag = (
                     (f"a decode step of {shape.num_requests} requests", "--graph-batch-sizes")
-                    if is_decode
+                    if shape.is_decode
                     else (f"a step of {shape.num_rows} tokens", "--graph-token-counts")
                 )
                 raise BackendUnusableError(
