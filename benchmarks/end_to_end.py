@@ -3,7 +3,8 @@
     python -m benchmarks.end_to_end gpt-oss-20b [--quick | --tiny] [--only STEP,...] [--list]
 
 A step that fails does not stop the others; the exit code says that one did. Each step leaves its result in
-the work directory, and rows are made of all that lie there: steps may be run in several sessions.
+the work directory, and after each rows are made of all that lie there: steps may be run in several sessions,
+and a run that is cut loses one step.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.end_to_end_rows import write_rows
+from benchmarks.end_to_end_rows import show_rows, write_rows
 
 RESULTS = Path(__file__).parent / "results"
 # The same form in miniature, for trying all this on a CPU.
@@ -31,13 +32,15 @@ TINY_SETS = {
         *("eos_token_id=500", "bos_token_id=501"),
     ),
 }
+# One adapter and 32 alone as well, in the process that has their 64 slots.
+CURVE_POINTS = "1:1,1:32,32:1,32:2,32:4,32:8,32:16,32:32,32:64"
 
 
 @dataclass(frozen=True)
 class Step:
     """One command. `is_quick`: part of the quick form, where `quick` replaces what `options` says.
 
-    `model` restricts it to one: 32 adapters of Qwen3-30B-A3B (2.5 GB each) do not fit beside its weights.
+    `model` restricts it to one: 64 adapters of Qwen3-30B-A3B (2.5 GB each) do not fit beside its weights.
     """
 
     name: str
@@ -71,17 +74,7 @@ STEPS = (
         ),
         is_quick=True,
     ),
-    Step(
-        "one",
-        ("engine", "--adapters", "1", "--concurrency", "1,32", "--probe-steps", "0"),
-        model="gpt-oss-20b",
-    ),
-    Step("thirty-two", ("engine", "--adapters", "32", "--concurrency", "1,32"), model="gpt-oss-20b"),
-    Step(
-        "curve",
-        ("engine", "--adapters", "1,2,4,8,16,32,64", "--concurrency", "32", "--probe-steps", "0"),
-        model="gpt-oss-20b",
-    ),
+    Step("curve", ("engine", "--points", CURVE_POINTS, "--probe-steps", "0"), model="gpt-oss-20b"),
     Step("adapter-load", ("adapter_load",), model="gpt-oss-20b"),
     Step("grpc", ("serve", "--text", "--adapters", "8", "--concurrency", "1,32", "--probe-steps", "0")),
     *(
@@ -142,10 +135,11 @@ def run_step(step: Step, model: str, arguments: argparse.Namespace, work: Path) 
     done = subprocess.run(
         command, env=environment, check=False, stdout=subprocess.PIPE if is_printed else None
     )
-    if is_printed:
-        file.write_bytes(done.stdout)
-        print(done.stdout.decode(), end="")
     code = done.returncode
+    if is_printed:
+        print(done.stdout.decode(), end="")
+        if code == 0:
+            file.write_bytes(done.stdout)
     print(f"== {step.name}: exit code {code} after {time.monotonic() - begun_s:.0f} s", flush=True)
     return code == 0
 
@@ -181,12 +175,16 @@ def main(argv: Sequence[str]) -> int:
             print(" ".join(step_command(step, arguments.model, arguments, work)))
         return 0
     work.mkdir(parents=True, exist_ok=True)
-    failed = [step.name for step in steps if not run_step(step, arguments.model, arguments, work)]
     output = arguments.output
     if output is None:
         place = work if arguments.tiny else RESULTS
         output = place / f"{arguments.model.replace('-', '_')}_{'tiny' if arguments.tiny else 'h200'}.json"
-    write_rows(arguments.model, work, output, is_toy=arguments.tiny)
+    failed: list[str] = []
+    for step in steps:
+        if not run_step(step, arguments.model, arguments, work):
+            failed.append(step.name)
+        write_rows(arguments.model, work, output, is_toy=arguments.tiny)
+    show_rows(output)
     if failed:
         print(f"FAILED: {', '.join(failed)}")
     return 1 if failed else 0

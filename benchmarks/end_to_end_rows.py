@@ -65,7 +65,7 @@ GPT_OSS_TARGETS = {
 
 
 def write_rows(model: str, work: Path, output: Path, *, is_toy: bool = False) -> None:
-    """Read what lies in `work` of this model, write its rows to `output` and show them.
+    """Read what lies in `work` of this model and write its rows to `output`.
 
     A toy's rows are figures alone: floors and targets are the real model's on a GPU. A step that failed or is
     void gives none; its failures stand in the document.
@@ -90,8 +90,14 @@ def write_rows(model: str, work: Path, output: Path, *, is_toy: bool = False) ->
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def show_rows(output: Path) -> None:
+    """Print what `write_rows` wrote."""
+    document = json.loads(output.read_bytes())
+    rows = [Row(**row) for row in document["rows"]]
     print(as_table(rows))
-    for name, reasons in failures.items():
+    for name, reasons in document["failures"].items():
         print(f"{name} gives no rows: {'; '.join(reasons)}")
     print(f"{len(rows)} rows in {output}")
 
@@ -105,7 +111,7 @@ def make_rows(model: str, results: dict[str, dict[str, Any]], floors: FloorModel
         for point in result.get("points", ())
     }
     places = {(1, 0): "base", (16, 0): "base", (32, 0): "base", (1, 8): "eight", (16, 8): "eight"}
-    places |= {(32, 8): "eight", (1, 1): "one", (32, 1): "one", (1, 32): "thirty-two", (32, 32): "thirty-two"}
+    places |= {(32, 8): "eight", (1, 1): "curve", (32, 1): "curve", (1, 32): "curve", (32, 32): "curve"}
     for (concurrency, adapters), step in places.items():
         if (point := points.get((step, concurrency, adapters))) is not None:
             yield from _point_rows(point, floors, is_peer_model=is_peer_model)

@@ -32,6 +32,7 @@ def engine(
     arrivals: options.Arrival = Pace.POISSON,
     burst: options.Burst = 8,
     adapters: options.Adapters = "0",
+    points: options.Points = "",
     rank: options.Rank = 32,
     sites: options.Sites = options.DEFAULT_SITE_LIST,
     mix: options.Mix = "round-robin",
@@ -63,7 +64,7 @@ def engine(
     output = Output(as_json=False)
     load = LoadOptions(
         *(concurrency, rate, arrivals, burst, adapters, mix, base_share, input_tokens, output_tokens),
-        *(lengths, requests, duration, warm_up, repeats, seed),
+        *(lengths, requests, duration, warm_up, repeats, seed, points),
     )
     model = ModelOptions(
         *(model_dir, shape, shape_set or (), rig, load_format, device, dtype, engine_set or ())
@@ -74,7 +75,7 @@ def engine(
         output.note(progress_text(name, summary))
 
     servers: list[ServerFacts] = []
-    points: list[PointResult] = []
+    measured: list[PointResult] = []
     with options.working_directory(data_dir) as directory:
         with options.wrong_usage():
             sweep, made = load.sweep(), options.adapter_shape(rank, sites)
@@ -87,7 +88,7 @@ def engine(
             except LoadError as error:
                 raise output.fail(str(error)) from error
             servers.append(facts)
-            points.extend(found)
+            measured.extend(found)
     result = BenchResult(
         boundary="engine client",
         machine=describe_machine("torch", "triton"),
@@ -99,7 +100,7 @@ def engine(
             "shape_set": shape_set,
         },
         servers=tuple(servers),
-        points=tuple(points),
+        points=tuple(measured),
         routing_floor=options.routing_floor(routing_floor, weights),
     )
     report(result, json_file, plot_file, output)

@@ -52,6 +52,13 @@ Adapters = Annotated[
         help="Adapters that requests name; several with commas: a sweep. With --adapter: as many as it names."
     ),
 ]
+Points = Annotated[
+    str,
+    typer.Option(
+        metavar="CONCURRENCY:ADAPTERS,...",
+        help="Instead of --concurrency and --adapters: these points of a sweep alone, e.g. 1:32,32:32.",
+    ),
+]
 Rank = Annotated[int, typer.Option(min=1, help="Of the generated adapters.")]
 Sites = Annotated[str, typer.Option(help="Where they have weights, with commas.")]
 Mix = Annotated[str, typer.Option(help="round-robin, uniform or zipf:ALPHA.")]
@@ -122,6 +129,7 @@ class LoadOptions:
     warm_up: int | None = None
     repeats: int = 1
     seed: int = 1
+    points: str = ""
 
     def sweep(self) -> Sweep:
         """The points.
@@ -129,6 +137,8 @@ class LoadOptions:
         Raises:
             LoadError: the options do not go together; the message says what to change.
         """
+        if self.points:
+            return self._chosen(_pairs(self.points))
         recorded = read_requests(self.lengths) if self.lengths else ()
         arrivals = self._arrivals(recorded)
         requests = self.requests
@@ -149,6 +159,11 @@ class LoadOptions:
             seed=self.seed,
         )
         return Sweep(template, arrivals, counts, requests, self.warm_up, self.repeats)
+
+    def _chosen(self, pairs: Sequence[tuple[int, int]]) -> Sweep:
+        concurrency, adapters = (",".join(dict.fromkeys(map(str, part))) for part in zip(*pairs, strict=True))
+        whole = replace(self, points="", concurrency=concurrency, adapters=adapters).sweep()
+        return replace(whole, chosen=frozenset(pairs))
 
     def described(self) -> dict[str, Any]:
         """As it goes into a result."""
@@ -285,6 +300,19 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise LoadError(f"{option} {text!r} is no list of numbers, e.g. 1,16,32")
     return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def _pairs(text: str) -> list[tuple[int, int]]:
+    """CONCURRENCY:ADAPTERS, several with commas."""
+    pairs = [pair.split(":") for pair in text.split(",")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise LoadError(f"--points {text!r} is no list of CONCURRENCY:ADAPTERS, e.g. 1:32,32:32")
+    return [(_number(pair[0]), _number(pair[1])) for pair in pairs]
+
+
+def _number(text: str) -> int:
+    (number,) = _numbers(text, "--points")
+    return number
 
 
 def routing_floor(given: float | None, load_format: str) -> float | None:

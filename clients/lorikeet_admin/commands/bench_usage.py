@@ -46,6 +46,8 @@ def refuse_ignored(context: typer.Context) -> None:
         )
     if not values.get("shape"):
         refuse(("shape_set",), "would have no effect without --shape")
+    if values.get("points"):
+        refuse(("concurrency", "adapters", "rate", "arrivals"), "would have no effect with --points")
     if values.get("rate"):
         refuse(("concurrency",), "would have no effect with --rate: give one of them")
     if values.get("arrivals") is Pace.RECORDED:

@@ -19,7 +19,7 @@ class Sweep:
     """`template` gives every point all but arrivals, adapters, warm-up and number of requests.
 
     `requests` None takes twice the concurrency, at least three, as vLLM was measured; `warm_up` None once the
-    concurrency.
+    concurrency. `chosen` leaves of all combinations only these, of a concurrency and a number of adapters.
     """
 
     template: LoadPlan
@@ -28,10 +28,21 @@ class Sweep:
     requests: int | None = None
     warm_up: int | None = None
     repeats: int = 1
+    chosen: frozenset[tuple[int, int]] | None = None
 
     def plans(self) -> tuple[LoadPlan, ...]:
         """One plan a point, by adapters, then by load."""
-        return tuple(self._plan(arrivals, count) for count in self.adapters for arrivals in self.arrivals)
+        return tuple(
+            self._plan(arrivals, count)
+            for count in self.adapters
+            for arrivals in self.arrivals
+            if self._is_wanted(arrivals, count)
+        )
+
+    def _is_wanted(self, arrivals: Arrivals, num_adapters: int) -> bool:
+        if self.chosen is None:
+            return True
+        return isinstance(arrivals, ClosedLoop) and (arrivals.concurrency, num_adapters) in self.chosen
 
     def _plan(self, arrivals: Arrivals, num_adapters: int) -> LoadPlan:
         open_at_once = arrivals.concurrency if isinstance(arrivals, ClosedLoop) else 8

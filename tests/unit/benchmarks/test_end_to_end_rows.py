@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.end_to_end import STEPS, step_command
-from benchmarks.end_to_end_rows import PEER, Row, as_table, make_rows, write_rows
+from benchmarks import end_to_end
+from benchmarks.end_to_end import STEPS, Step, step_command
+from benchmarks.end_to_end_rows import PEER, Row, as_table, make_rows, show_rows, write_rows
 from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import shape_config
@@ -47,7 +48,7 @@ RESULTS = {
         point(1, 8, 400.0),
         point(32, 8, 4000.0, routing={"experts": 31.0, "expected_experts": 31.55}),
     ),
-    "curve": result(point(32, 1, 4200.0), point(32, 64, 3780.0)),
+    "curve": result(point(1, 32, 390.0), point(32, 1, 4200.0), point(32, 32, 3900.0), point(32, 64, 3780.0)),
     "grpc": result(point(32, 8, 3800.0)),
     "lengths": result(point(1, 8, 10.0)),
     "adapter-load": {
@@ -81,6 +82,8 @@ def test_rows_stand_beside_floor_peer_and_target(floors: FloorModel) -> None:
     assert rows["concurrency 1: base answers equal on both servers"].value == 1
     assert rows["concurrency 32, 8 adapters: through gRPC with text over in process"].value == 0.95
     assert rows["concurrency 32: loss from 1 to 64 adapters"].value == pytest.approx(0.1)
+    assert rows["concurrency 32, 32 adapters: tokens/s"].target == 3500.0
+    assert rows["concurrency 1, 32 adapters: decode tokens/s a request"].peer == 169.7
     assert rows["concurrency 32, 8 adapters: experts read over even"].value == pytest.approx(31 / 31.55)
     assert rows["200 prompt lengths: worst TTFT over its bucket's median"].value == 1.1
     assert rows["start-up to READY, kernel cache cold"].value == 50.0
@@ -123,6 +126,7 @@ def test_a_void_step_gives_no_rows(tmp_path: Path, capsys: pytest.CaptureFixture
     void = result(point(1, 8, 9.0), failures=["concurrency 1: VOID"])
     (tmp_path / "mixtral-8x7b-eight.json").write_text(json.dumps(void))
     write_rows("mixtral-8x7b", tmp_path, tmp_path / "rows.json")
+    show_rows(tmp_path / "rows.json")
     document = json.loads((tmp_path / "rows.json").read_text())
     assert document["failures"] == {"eight": ["concurrency 1: VOID"]}
     assert [Row(**row) for row in document["rows"]]
@@ -149,3 +153,24 @@ def test_the_quick_form_is_a_part_of_the_whole() -> None:
     assert all("--repeats" not in command for command in commands)
     arguments.quick = False
     assert "--repeats" in step_command(quick[0], "gpt-oss-20b", arguments, Path("w"))
+
+
+def test_rows_are_written_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is cut keeps those of the steps before; one that fails does not stop the others."""
+    ran: list[str] = []
+
+    def run_step(step: Step, model: str, arguments: argparse.Namespace, work: Path) -> bool:
+        ran.append(step.name)
+        if step.name == "lengths":
+            raise KeyboardInterrupt
+        (work / f"{model}-{step.name}.json").write_text(json.dumps(RESULTS[step.name]))
+        return step.name != "base"
+
+    monkeypatch.setattr(end_to_end, "run_step", run_step)
+    output = tmp_path / "rows.json"
+    line = ("gpt-oss-20b", "--tiny", "--quick", "--work", str(tmp_path), "--output", str(output))
+    with pytest.raises(KeyboardInterrupt):
+        end_to_end.main(line)
+    assert ran == ["base", "eight", "lengths"]
+    names = {row["name"] for row in json.loads(output.read_text())["rows"]}
+    assert "concurrency 32: tokens/s with 8 adapters over without" in names

@@ -195,3 +195,12 @@ def test_a_sweep_has_every_load_with_every_number_of_adapters() -> None:
         ("concurrency 16", 8, 32, 16),
     ]
     assert all(a.num_adapters <= b.num_adapters for a, b in pairwise(sweep.plans()))
+
+
+def test_a_sweep_can_be_of_chosen_points() -> None:
+    """In the same order; no other combination of theirs."""
+    sweep = Sweep(plan(), (ClosedLoop(1), ClosedLoop(16)), (2, 8), chosen=frozenset({(16, 8), (1, 2)}))
+    assert [(p.arrivals.name, p.num_adapters) for p in sweep.plans()] == [
+        ("concurrency 1", 2),
+        ("concurrency 16", 8),
+    ]
