@@ -9,6 +9,7 @@ import torch
 from lorikeet_kernels.attention.latent_attention import latent_attention
 from lorikeet_kernels.attention.latent_inputs import latent_inputs
 from lorikeet_kernels.attention.prompt_attention import prompt_attention
+from lorikeet_kernels.benchmarking.bench_problem import COLD_BYTES
 from lorikeet_kernels.benchmarking.latent_problem import LatentProblem, make_latent_problem
 from lorikeet_kernels.dense.head_linear import head_linear
 from lorikeet_kernels.dense.linear import linear
@@ -52,7 +53,8 @@ def attention_points() -> Iterator[Point]:
         (128, "chunk 2k of 8k", 1, 6144, 2048),
     ):
         calls: list[Callable[[], object]] = []
-        for seed in range(3 if queries == 1 else 1):
+        cold = max(3, -(-COLD_BYTES // (2 * requests * past * (LATENT + ROPE))))
+        for seed in range(cold if queries == 1 else 1):
             problem = make_latent_problem(
                 [(past, queries)] * requests,
                 heads=heads, latent_dim=LATENT, rope_dim=ROPE, dtype=BF16, device="cuda", seed=seed,
@@ -63,8 +65,14 @@ def attention_points() -> Iterator[Point]:
         yield Point(f"latent {name} {heads} heads", calls, num_bytes, 2.0 * heads * (width + LATENT) * pairs)
 
 
-def prompt_points(heads: int = 16, tokens: int = 2048) -> Iterator[Point]:
-    """A whole prompt: over projected heads, the projection counted, and absorbed over its cached latents."""
+def prompt_points(heads: int = 16) -> Iterator[Point]:
+    """Whole prompts over projected heads and absorbed, from where the former takes fewer products."""
+    for tokens in (384, 512, 1024, 2048, 4096):
+        yield from _prompt_points(heads, tokens)
+
+
+def _prompt_points(heads: int, tokens: int) -> Iterator[Point]:
+    """One prompt: over projected heads, the projection counted, and absorbed over its cached latents."""
     problem = make_latent_problem(
         [(0, tokens)], heads=heads, latent_dim=LATENT, rope_dim=ROPE, dtype=BF16, device="cuda"
     )

@@ -12,6 +12,7 @@ from lorikeet_kernels.tiling.latent_tiles import (
     select_latent_decode,
     select_latent_prefill,
 )
+from lorikeet_kernels.tune_latent import CASES, MIN_TOKENS, LatentCase, candidates
 
 SHARED_BYTES = 227 * 1024
 WIDTH = 576
@@ -47,3 +48,20 @@ def test_a_mixed_batch_splits_its_few_decodes() -> None:
         splits = select_latent_decode(requests, heads, 131072, 2, is_mixed=True).splits
         assert splits == 1 or splits * requests * heads <= max(MIXED_PARTS, 264 * 64)
     assert select_latent_decode(64, 16, 131072, 2, is_mixed=True).splits == 16
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_search_begins_with_the_rule(case: LatentCase) -> None:
+    """And tries no tiles twice, none that do not fit, no split without work."""
+    tried = candidates(case)
+    assert tried[0] == select_latent_decode(case.requests, case.heads, case.tokens, 2)
+    assert len(set(tried)) == len(tried) <= 60
+    for tiles in tried:
+        assert (tiles.rows + tiles.block_n) * WIDTH * 2 <= SHARED_BYTES
+        assert tiles.splits == 1 or tiles.splits * MIN_TOKENS <= case.tokens
+
+
+def test_floors_of_a_search() -> None:
+    """Of few heads the latents' bytes, of many the products."""
+    assert CASES["32x4k 16 heads"].floor_us == pytest.approx(35.4, abs=0.05)
+    assert CASES["32x4k 128 heads"].floor_us == pytest.approx(46.2, abs=0.05)
