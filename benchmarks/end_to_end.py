@@ -75,6 +75,14 @@ STEPS = (
         is_quick=True,
     ),
     Step("curve", ("engine", "--points", CURVE_POINTS, "--probe-steps", "0"), model="gpt-oss-20b"),
+    # Tiles by the rules alone, to hold the measured ones against.
+    Step(
+        "rule",
+        (
+            *("engine", "--adapters", "8", "--concurrency", "1,32", "--probe-steps", "0"),
+            *("--engine-set", "tile_tables=false"),
+        ),
+    ),
     Step("adapter-load", ("adapter_load",), model="gpt-oss-20b"),
     Step("grpc", ("serve", "--text", "--adapters", "8", "--concurrency", "1,32", "--probe-steps", "0")),
     *(

@@ -187,11 +187,25 @@ def _ratio_rows(points: dict[Any, dict[str, Any]], floors: FloorModel) -> Iterat
             if concurrency == 1:  # the one load whose batches have the same shape in both for certain
                 equal = float(base["tokens_digest"] == on_lora["tokens_digest"])
                 yield Row("concurrency 1: base answers equal on both servers", equal, "1 is yes", target=1.0)
+    for concurrency in (1, 32):
+        tuned, by_rule = points.get(("eight", concurrency, 8)), points.get(("rule", concurrency, 8))
+        if tuned and by_rule:
+            for words, figure in (("tokens/s", _tokens_per_s), ("TTFT mean", _ttft_ms)):
+                name = f"concurrency {concurrency}, 8 adapters: {words} with measured tiles over the rules'"
+                yield Row(name, figure(tuned) / figure(by_rule), "ratio")
     grpc, in_process = points.get(("grpc", 32, 8)), points.get(("eight", 32, 8))
     if grpc and in_process:
         value = grpc["median"]["tokens_per_s"] / in_process["median"]["tokens_per_s"]
         name = "concurrency 32, 8 adapters: through gRPC with text over in process"
         yield Row(name, value, "ratio", 1.0, target=0.93, stretch=0.98)
+
+
+def _tokens_per_s(point: dict[str, Any]) -> float:
+    return point["median"]["tokens_per_s"]
+
+
+def _ttft_ms(point: dict[str, Any]) -> float:
+    return point["median"]["ttft_ms"]["mean"]
 
 
 def _curve_rows(points: dict[Any, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
@@ -211,7 +225,7 @@ def _curve_rows(points: dict[Any, dict[str, Any]], floors: FloorModel) -> Iterat
 def _other_rows(
     results: dict[str, dict[str, Any]], points: dict[Any, dict[str, Any]], *, is_peer_model: bool
 ) -> Iterator[Row]:
-    peer = {"peer_version": PEER} if is_peer_model else {}
+    peer_version = PEER if is_peer_model else ""
     if lengths := points.get(("lengths", 1, 8)):
         value = lengths["median"]["worst_ttft_over_bucket"]
         yield Row(
@@ -226,7 +240,7 @@ def _other_rows(
         if step in results:
             value = results[step]["servers"][0]["startup_s"]
             name = f"start-up to READY, kernel cache {words}"
-            yield Row(name, value, "s", peer=71.0 if peer else None, **peer, target=target, stretch=stretch)
+            yield Row(name, value, "s", None, 71.0 if is_peer_model else None, peer_version, target, stretch)
     if "grpc" in results:
         yield Row(
             "start-up of a node to SERVING, kernel cache warm",
@@ -243,7 +257,7 @@ def _other_rows(
     if loads:
         value = min(1e3 * server["adapter_load_s"] / server["slots"] for server in loads)
         name = "loading adapters from the page cache, several at once: each"
-        yield Row(name, value, "ms", peer=1025.0 if peer else None, **peer)
+        yield Row(name, value, "ms", None, 1025.0 if is_peer_model else None, peer_version)
 
 
 def _load_rows(load: dict[str, Any], peer: float | None) -> Iterator[Row]:

@@ -114,6 +114,9 @@ class Settings(BaseSettings):
         None,
         description="LoRA of decode steps on a second stream; default: where measured to be faster.",
     )
+    tile_tables: bool = Field(
+        default=True, description="Kernels' tiles as measured on this GPU; without, by the rules alone."
+    )
     num_threads: Count | None = Field(None, description="CPU threads of the engine; default: cores - 1.")
     num_load_threads: Count = Field(2, description="Threads that read and verify adapters.")
     max_adapter_wait_s: Seconds = Field(120.0, description="Longest wait of a request for its adapter.")
@@ -190,6 +193,7 @@ class Settings(BaseSettings):
             graph_batch_sizes=_read_sizes(self.graph_batch_sizes),
             graph_token_counts=_read_sizes(self.graph_token_counts),
             lora_overlap=self.lora_overlap,
+            tile_tables=self.tile_tables,
             num_threads=self.num_threads,
             num_load_threads=self.num_load_threads,
             max_adapter_wait_s=self.max_adapter_wait_s,

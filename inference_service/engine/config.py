@@ -18,7 +18,7 @@ class EngineConfig:
     A failed load is tried again at the earliest after `load_retry_s`, doubled with each failure in a row.
     With `overlap` a step is launched before the one before it was collected; None: where the backend has a
     device that works by itself. `cuda_graphs`, `graph_batch_sizes`,
-    `graph_token_counts` and `lora_overlap` are the backend's.
+    `graph_token_counts`, `lora_overlap` and `tile_tables` are the backend's.
     A process that says nothing for `stall_timeout_s`, though asked, is killed and started again: longer than
     any step takes.
     """
@@ -56,6 +56,7 @@ class EngineConfig:
     graph_batch_sizes: tuple[int, ...] | None = None
     graph_token_counts: tuple[int, ...] | None = None
     lora_overlap: bool | None = None
+    tile_tables: bool = True
     max_adapter_wait_s: float = 120.0
     slot_patience_s: float = 0.5
     load_retry_s: float = 5.0

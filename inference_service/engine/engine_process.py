@@ -200,6 +200,7 @@ def backend_config(config: EngineConfig) -> BackendConfig:
         graph_batch_sizes=config.graph_batch_sizes,
         graph_token_counts=config.graph_token_counts,
         lora_overlap=config.lora_overlap,
+        tile_tables=config.tile_tables,
     )
 
 

@@ -38,6 +38,7 @@ from inference_service.models import (
 from inference_service.ports import DeviceArena, HostPool
 from lorikeet_kernels.dense.linear import ROW_TILE
 from lorikeet_kernels.tiling.lora_overlap import BesideRows, runs_beside
+from lorikeet_kernels.tiling.measured import MEASURED
 
 # Reading, hashing and scaling one revision, outside the interpreter's lock: sha256 keeps a core busy at about
 # 1.5 GB/s, memory and disks are faster.
@@ -92,6 +93,7 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
     Raises:
         ModelError: the model directory cannot be served, or does not fit the device; the message says why.
     """
+    MEASURED.use(wanted=config.tile_tables)
     phases = StartPhases()
     with phases.phase("device"):
         device = _device(config.device)

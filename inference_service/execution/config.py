@@ -19,7 +19,8 @@ class BackendConfig:
     without graphs. `lora_overlap` runs the LoRA of decode steps of fixed shapes on a second stream beside the
     base's ops (on a CPU after them); None: as far as that was measured to be faster. `quantization` "fp8"
     quantises weights while they are read. `kv_cache_dtype` "fp8" caches keys and values in e4m3 with the
-    checkpoint's scales, "auto" in `dtype`.
+    checkpoint's scales, "auto" in `dtype`. Without `tile_tables` kernels take the tiles of a device that was
+    never measured; that is of the whole process.
     """
 
     model_dir: str
@@ -45,3 +46,4 @@ class BackendConfig:
     graph_batch_sizes: tuple[int, ...] | None = None
     graph_token_counts: tuple[int, ...] | None = None
     lora_overlap: bool | None = None
+    tile_tables: bool = True

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
+from lorikeet_kernels.tiling.measured import MEASURED
 from lorikeet_kernels.tiling.tile_table import FOLDER, NEAREST, read_table
 
 Weights = Literal["bf16", "fp32", "mxfp4", "fp8_block", "fp8_channel"]
@@ -59,11 +60,12 @@ class MoeShape:
     num_pairs: int
 
 
+@MEASURED.decide
 @cache
 def load_expert_table(device: str) -> Mapping[MoeShape, MoeTiles]:
     """The shipped table of `device` ("NVIDIA H200" lies in nvidia_h200_experts.json), or an empty one."""
     path = FOLDER / f"{device.lower().replace(' ', '_').replace('/', '_')}_experts.json"
-    return read_table(path, device, parse_expert_table) if path.exists() else {}
+    return read_table(path, device, parse_expert_table) if MEASURED.are_used and path.exists() else {}
 
 
 def parse_expert_table(text: str) -> Mapping[MoeShape, MoeTiles]:
@@ -75,6 +77,7 @@ def parse_expert_table(text: str) -> Mapping[MoeShape, MoeTiles]:
     }
 
 
+@MEASURED.decide
 @cache
 def select_experts(shape: MoeShape, device: str, *, batch_invariant: bool = False) -> MoeTiles:
     """The tiles of a layer. With `batch_invariant` they do not depend on the number of pairs."""

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lorikeet_kernels.tiling.measured import MEASURED
 from lorikeet_kernels.tiling.tile_table import read_table
 
 FOLDER = Path(__file__).parent
@@ -84,11 +85,12 @@ def num_chunks(in_features: int, num_warps: int) -> int:
     return -(-2 * in_features // (WARP_BYTES * num_warps))
 
 
+@MEASURED.decide
 @cache
 def load_few_rows_table(device: str) -> Mapping[FewRowsShape, FewRowsEntry]:
     """The shipped table of `device` ("NVIDIA H200" lies in nvidia_h200_few_rows.json), or an empty one."""
     path = FOLDER / f"{device.lower().replace(' ', '_').replace('/', '_')}_few_rows.json"
-    return read_table(path, device, parse_few_rows_table) if path.exists() else {}
+    return read_table(path, device, parse_few_rows_table) if MEASURED.are_used and path.exists() else {}
 
 
 def parse_few_rows_table(text: str) -> Mapping[FewRowsShape, FewRowsEntry]:
@@ -100,6 +102,7 @@ def parse_few_rows_table(text: str) -> Mapping[FewRowsShape, FewRowsEntry]:
     }
 
 
+@MEASURED.decide
 @cache
 def select_few_rows(num_rows: int, out_features: int, in_features: int, device: str) -> FewRowsTiles | None:
     """The own kernel's tiles where that is the faster way, None where cuBLAS is.

@@ -3,6 +3,7 @@
 import math
 from functools import cache
 
+from lorikeet_kernels.tiling.measured import MEASURED
 from lorikeet_kernels.tiling.tile_config import (
     ExpandTiles,
     OpShape,
@@ -62,6 +63,7 @@ def _power_of_two(value: float, low: int, high: int) -> int:
     return min(high, max(low, 1 << max(0, round(math.log2(max(1.0, value))))))
 
 
+@MEASURED.decide
 @cache
 def select_pair(shape: OpShape, device: str) -> PairTiles:
     """Tiles of the one-launch kernel."""
@@ -77,6 +79,7 @@ def select_pair(shape: OpShape, device: str) -> PairTiles:
     return PairTiles(rows, block_k, min(block_n, 512), 2 if many and block_k == 256 else 4, scan)
 
 
+@MEASURED.decide
 @cache
 def select_segment(shape: OpShape, device: str) -> PairTiles | RegisterTiles:
     """Tiles of a one-launch kernel over blocks of tokens, whose type says which of the two."""
@@ -88,6 +91,7 @@ def select_segment(shape: OpShape, device: str) -> PairTiles | RegisterTiles:
     return _segment_rule(shape)
 
 
+@MEASURED.decide
 @cache
 def select_delta_segment(shape: OpShape, device: str) -> PairTiles:
     """The same for a delta stored alone, or dtypes wider than 16 bits: one of the two kernels can."""
@@ -108,6 +112,7 @@ def select_block_m(num_pairs: int, num_experts: int, num_slots: int) -> int:
     return 16 if num_pairs / (num_experts * num_slots) < MIN_ROWS_OF_WIDE_BLOCKS else 32
 
 
+@MEASURED.decide
 @cache
 def select_shrink(shape: OpShape, block_m: int, device: str) -> ShrinkTiles:
     """Tiles of a grouped shrink over blocks of `block_m`."""
@@ -128,6 +133,7 @@ def select_shrink(shape: OpShape, block_m: int, device: str) -> ShrinkTiles:
     return ShrinkTiles(256 if shape.in_features >= 8192 else 128, splits, 4, 3)
 
 
+@MEASURED.decide
 @cache
 def select_expand(shape: OpShape, block_m: int, device: str) -> ExpandTiles:
     """Tiles of a grouped expand over blocks of `block_m`."""

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lorikeet_kernels.tiling.measured import MEASURED
 from lorikeet_kernels.tiling.tile_config import OpShape
 
 Table = TypeVar("Table")
@@ -101,8 +102,11 @@ def read_table(path: Path, device: str, parse_text: Callable[[str], Table]) -> T
     return table
 
 
+@MEASURED.decide
 @cache
 def load(device: str) -> TileTable:
     """The shipped table of `device`, or an empty one."""
     path = file_of(device)
-    return read_table(path, device, parse) if path.exists() else TileTable(device, "", ())
+    return (
+        read_table(path, device, parse) if MEASURED.are_used and path.exists() else TileTable(device, "", ())
+    )

@@ -49,6 +49,7 @@ RESULTS = {
         point(32, 8, 4000.0, routing={"experts": 31.0, "expected_experts": 31.55}),
     ),
     "curve": result(point(1, 32, 390.0), point(32, 1, 4200.0), point(32, 32, 3900.0), point(32, 64, 3780.0)),
+    "rule": result(point(32, 8, 3200.0)),
     "grpc": result(point(32, 8, 3800.0)),
     "lengths": result(point(1, 8, 10.0)),
     "adapter-load": {
@@ -82,6 +83,9 @@ def test_rows_stand_beside_floor_peer_and_target(floors: FloorModel) -> None:
     assert rows["concurrency 1: base answers equal on both servers"].value == 1
     assert rows["concurrency 32, 8 adapters: through gRPC with text over in process"].value == 0.95
     assert rows["concurrency 32: loss from 1 to 64 adapters"].value == pytest.approx(0.1)
+    tuned = "concurrency 32, 8 adapters: {} with measured tiles over the rules'"
+    assert rows[tuned.format("tokens/s")].value == 1.25
+    assert rows[tuned.format("TTFT mean")].value == 1.0
     assert rows["concurrency 32, 32 adapters: tokens/s"].target == 3500.0
     assert rows["concurrency 1, 32 adapters: decode tokens/s a request"].peer == 169.7
     assert rows["concurrency 32, 8 adapters: experts read over even"].value == pytest.approx(31 / 31.55)
