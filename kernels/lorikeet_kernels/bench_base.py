@@ -6,10 +6,12 @@ those take longer. Every figure is a median over CUDA graphs of cold input sets.
 
 import argparse
 import json
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -21,8 +23,9 @@ from lorikeet_kernels.attention.paged_attention import paged_attention
 from lorikeet_kernels.benchmarking.bench_problem import MODELS, MoeModel
 from lorikeet_kernels.benchmarking.expert_projections import WEIGHT_BYTES, expert_projection, fp8_weight
 from lorikeet_kernels.benchmarking.few_rows_points import SIZES, few_rows_point, with_rows
-from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
-from lorikeet_kernels.benchmarking.latent_points import around_points, attention_points, prompt_points
+from lorikeet_kernels.benchmarking.fp8_points import block_product_ways, layer_part_points
+from lorikeet_kernels.benchmarking.graph_timing import call_each, time_interleaved
+from lorikeet_kernels.benchmarking.latent_points import Point, around_points, attention_points, prompt_points
 from lorikeet_kernels.benchmarking.list_options import names_among
 from lorikeet_kernels.benchmarking.router_ways import router_ways
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
@@ -31,6 +34,7 @@ from lorikeet_kernels.dense.rms_norm import rms_norm
 from lorikeet_kernels.experts.expert_blocks import expert_blocks
 from lorikeet_kernels.experts.moe_experts import moe_experts
 from lorikeet_kernels.experts.routing import route_softmax
+from lorikeet_kernels.launch.compile_ahead import compile_ahead
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.sampling.penalties import Penalties, penalize
 from lorikeet_kernels.sampling.sampling import SamplingBatch, sample
@@ -42,6 +46,7 @@ FLOOR_BYTES_PER_S = 4.3e12
 FLOOR_FLOP_PER_S = 790e12
 FLOOR_FP8_FLOP_PER_S = 1580e12
 BF16 = torch.bfloat16
+FP8_LINEARS = {"llama-3.3-70b o": (8192, 8192), "qwen3-30b-a3b qkv": (5120, 2048)}
 GPT_OSS_ACTIVATION = GatedActivation(1.702, 7.0, 1.0)
 
 
@@ -92,23 +97,26 @@ def bench_moe(model: MoeModel, tokens: Sequence[int], storage: Weights) -> Itera
     ]
     weight_bytes = 3 * model.inner * model.hidden * WEIGHT_BYTES[storage]
     peak = FLOOR_FP8_FLOP_PER_S if storage.startswith("fp8") else FLOOR_FLOP_PER_S
+    sets = {n: 12 if n <= 4 else 6 if n <= 512 else 2 for n in tokens}
+    logits = {
+        n: [torch.randn(n, model.num_experts, device="cuda").to(BF16) for _ in range(sets[n])] for n in tokens
+    }
+    inputs = {
+        n: [torch.randn(n, model.hidden, device="cuda").to(BF16) for _ in range(sets[n])] for n in tokens
+    }
+
+    def run(num_tokens: int, index: int) -> object:
+        weights, ids = route_softmax(logits[num_tokens][index], model.top_k, renormalize=True)
+        gate_up, down = layers[index % len(layers)]
+        return moe_experts(inputs[num_tokens][index], weights, ids, gate_up, down, activation)
+
+    compile_ahead(lambda: call_each(partial(run, n, 0) for n in tokens), os.cpu_count() or 1)
     for num_tokens in tokens:
-        sets = 12 if num_tokens <= 4 else 6 if num_tokens <= 512 else 2
-        logits = [torch.randn(num_tokens, model.num_experts, device="cuda").to(BF16) for _ in range(sets)]
-        inputs = [torch.randn(num_tokens, model.hidden, device="cuda").to(BF16) for _ in range(sets)]
-
-        def run(
-            index: int, logits: list[torch.Tensor] = logits, inputs: list[torch.Tensor] = inputs
-        ) -> object:
-            weights, ids = route_softmax(logits[index], model.top_k, renormalize=True)
-            gate_up, down = layers[index % len(layers)]
-            return moe_experts(inputs[index], weights, ids, gate_up, down, activation)
-
-        chosen = [route_softmax(one, model.top_k, renormalize=True)[1] for one in logits]
+        chosen = [route_softmax(one, model.top_k, renormalize=True)[1] for one in logits[num_tokens]]
         touched = statistics.mean(len(set(ids.flatten().tolist())) for ids in chosen)
         yield _row(
             f"moe {storage} {model.name} T={num_tokens}",
-            [lambda i=i: run(i) for i in range(sets)],
+            [lambda n=num_tokens, i=i: run(n, i) for i in range(sets[num_tokens])],
             touched * weight_bytes + 4 * num_tokens * model.hidden,
             6.0 * num_tokens * model.top_k * model.hidden * model.inner,
             peak,
@@ -117,15 +125,41 @@ def bench_moe(model: MoeModel, tokens: Sequence[int], storage: Weights) -> Itera
 
 def bench_fp8_linear() -> Iterator[Row]:
     """Dense projections in FP8, the quantising of their input included."""
-    for name, rows, columns in (("llama-3.3-70b o", 8192, 8192), ("qwen3-30b-a3b qkv", 5120, 2048)):
+    points: list[Point] = []
+    for name, (rows, columns) in FP8_LINEARS.items():
         for kind in ("channel", "block"):
             weights = [fp8_weight((rows, columns), kind) for _ in range(6)]
             for tokens in (1, 16, 64, 256, 4096):
                 x = torch.randn(tokens, columns, device="cuda").to(BF16)
-                calls = [lambda x=x, w=w: fp8_linear(x, w) for w in weights]
+                calls: list[Callable[[], object]] = [lambda x=x, w=w: fp8_linear(x, w) for w in weights]
                 num_bytes = rows * columns + 2.0 * tokens * (rows + columns)
-                flop = 2.0 * tokens * rows * columns
-                yield _row(f"fp8 {kind} {name} T={tokens}", calls, num_bytes, flop, FLOOR_FP8_FLOP_PER_S)
+                points.append(
+                    Point(f"fp8 {kind} {name} T={tokens}", calls, num_bytes, 2.0 * tokens * rows * columns)
+                )
+    compile_ahead(lambda: call_each(point.calls[0] for point in points), os.cpu_count() or 1)
+    for point in points:
+        yield _row(point.name, point.calls, point.num_bytes, point.flop, FLOOR_FP8_FLOP_PER_S)
+
+
+def bench_fp8_parts(model: MoeModel) -> Iterator[Row]:
+    """The launches of a layer with block scales, each by itself."""
+    for num_tokens in (16, 4096):
+        for point in layer_part_points(model, num_tokens):
+            yield _row(point.name, point.calls, point.num_bytes, point.flop, FLOOR_FP8_FLOP_PER_S)
+
+
+def bench_fp8_blocks() -> Iterator[Row]:
+    """Dense projections of many rows by block scales: own tiles and torch's product, taking turns."""
+    for name, (rows, columns) in FP8_LINEARS.items():
+        for tokens in (256, 4096):
+            flop = 2.0 * tokens * rows * columns
+            num_bytes = rows * columns + 2.0 * tokens * (rows + columns)
+            floor = max(num_bytes / FLOOR_BYTES_PER_S, flop / FLOOR_FP8_FLOP_PER_S) * 1e6
+            ways = block_product_ways(tokens, rows, columns)
+            timed = time_interleaved({way: [_silent(c) for c in calls] for way, calls in ways.items()})
+            for way, us in timed.items():
+                label = f"fp8 block {name} T={tokens} {way}"
+                yield Row(label, round(us, 2), "us", round(floor, 2), round(flop / us * 1e-6, 1))
 
 
 def _metadata(requests: int, length: int, queries: int) -> AttentionMetadata:
@@ -277,7 +311,11 @@ def _parts() -> dict[str, Callable[[], Iterator[Row]]]:
             for row in bench_moe(models[name], tokens, "fp8_block")
         ),
         "fp8-channel": lambda: bench_moe(models["llama4-scout"], tokens, "fp8_channel"),
+        "fp8-parts": lambda: (
+            row for name in ("qwen3-30b-a3b", "deepseek-v3-tp8") for row in bench_fp8_parts(models[name])
+        ),
         "fp8-linear": bench_fp8_linear,
+        "fp8-blocks": bench_fp8_blocks,
         "attention": lambda: (
             row for shape in ((64, 8, 64), (32, 4, 128)) for row in bench_attention(*shape)
         ),

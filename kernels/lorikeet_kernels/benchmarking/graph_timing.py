@@ -1,9 +1,15 @@
 """Timing of launches on a GPU: CUDA graphs over several input sets, taking turns, medians."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
+
+
+def call_each(calls: Iterable[Callable[[], object]]) -> None:
+    """Make each call once, for `compile_ahead`."""
+    for call in calls:
+        call()
 
 
 def capture(calls: Sequence[Callable[[], None]]) -> torch.cuda.CUDAGraph:

@@ -14,7 +14,12 @@ import torch
 from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight, dequantize_fp8
 from lorikeet_kernels.dense.linear import linear_reference
-from lorikeet_kernels.dense.quantize_rows import dequantize_rows, quantize_rows, quantize_rows_reference
+from lorikeet_kernels.dense.quantize_rows import (
+    QuantizedRows,
+    dequantize_rows,
+    quantize_rows,
+    quantize_rows_reference,
+)
 from lorikeet_kernels.tiling.dense_tiles import select_dense, uses_torch
 
 
@@ -47,14 +52,19 @@ def fp8_linear(
     )
     rows = quantize_rows(x.contiguous(), weight.activations, by_group=is_torch)
     if is_torch:
-        return torch._scaled_mm(  # noqa: SLF001 # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
-            rows.values,
-            weight.values.t(),
-            scale_a=rows.scales,
-            scale_b=weight.scales.t() if weight.kind == "block" else weight.scales.view(1, -1),
-            bias=bias,
-            out_dtype=torch.bfloat16,
-        )
+        return torch_product(rows, weight, bias)
     out = x.new_empty((num_rows, out_features))
     tiles = select_dense(1 if batch_invariant else num_rows, out_features, in_features)
     return dense_fp8_gemm(rows, weight, out, tiles, bias)
+
+
+def torch_product(rows: QuantizedRows, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    """Torch's scaled product, in bfloat16, of rows quantised `by_group`; `uses_torch` says of which sizes."""
+    return torch._scaled_mm(  # noqa: SLF001 # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+        rows.values,
+        weight.values.t(),
+        scale_a=rows.scales,
+        scale_b=weight.scales.t() if weight.kind == "block" else weight.scales.view(1, -1),
+        bias=bias,
+        out_dtype=torch.bfloat16,
+    )
