@@ -86,7 +86,7 @@ def write_rows(model: str, work: Path, output: Path, *, is_toy: bool = False) ->
         "machines": {name: result["machine"] for name, result in good.items() if "machine" in result},
         "failures": failures,
         "rows": [asdict(row) for row in rows],
-        "profiles": {name: result for name, result in good.items() if "profile" in result},
+        "profiles": good.get("profile", {}).get("profiles", []),
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(document, indent=1) + "\n")

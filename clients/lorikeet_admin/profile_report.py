@@ -1,17 +1,18 @@
 """A profile for people's eyes."""
 
 from rich.console import Console
+from rich.table import Table
 
 from lorikeet_admin.tables import plain_table
-from lorikeet_bench.engine.decode_profile import DecodeProfile, part_of
-from lorikeet_bench.load.step_floor import DecodeStepBytes
+from lorikeet_bench.engine.decode_profile import DecodeProfile, ProfiledPoint
 from lorikeet_bench.load.words import counted
 
 _SHOWN_CHARACTERS = 90
 
 
-def show_profile(console: Console, profile: DecodeProfile, floor: DecodeStepBytes) -> None:
+def show_profile(console: Console, point: ProfiledPoint) -> None:
     """Every kernel, the parts beside their floors, the gaps; of a CPU, which has no floor, the operators."""
+    profile, floor = point.profile, point.floor
     load = (
         f"{counted(profile.rows, 'request')} over {counted(profile.adapters, 'adapter')} on {profile.device}"
     )
@@ -28,19 +29,12 @@ def show_profile(console: Console, profile: DecodeProfile, floor: DecodeStepByte
     )
     ops = plain_table("kernel", "part", "calls a step", "us a step", "us a call")
     for op in profile.ops:
-        ops.add_row(
-            _shown(op.name), part_of(op.name), f"{op.calls:.1f}", f"{op.us:.1f}", f"{op.us / op.calls:.2f}"
-        )
+        ops.add_row(_shown(op.name), op.part, f"{op.calls:.1f}", f"{op.us:.1f}", f"{op.us / op.calls:.2f}")
     console.print(ops)
-    floors = floor.by_part()
     parts = plain_table("part", "us a step", "floor us", "share of floor")
-    for part, us in profile.by_part().items():
-        least_us = 1e6 * floors.pop(part, 0.0)
-        share = f"{100 * least_us / us:.0f} %" if least_us and us else ""
-        parts.add_row(part, f"{us:.1f}", f"{least_us:.1f}" if least_us else "", share)
-    for part, seconds in floors.items():
-        if seconds:
-            parts.add_row(part, "not seen", f"{1e6 * seconds:.1f}", "")
+    for part in point.parts:
+        _add_part(parts, part.part, part.us, part.floor_us)
+    _add_part(parts, "all kernels", sum(op.us for op in profile.ops), 1e6 * floor.seconds)
     console.print(parts)
     if profile.gaps:
         gaps = plain_table("gap after", "before", "a step", "us a step")
@@ -52,6 +46,13 @@ def show_profile(console: Console, profile: DecodeProfile, floor: DecodeStepByte
                 f"{gap.us:.1f}",
             )
         console.print(gaps)
+
+
+def _add_part(table: Table, name: str, us: float, floor_us: float | None) -> None:
+    share = f"{100 * floor_us / us:.0f} %" if floor_us and us else ""
+    table.add_row(
+        name, f"{us:.1f}" if us else "not seen", "" if floor_us is None else f"{floor_us:.1f}", share
+    )
 
 
 def _show_operators(console: Console, profile: DecodeProfile, load: str) -> None:

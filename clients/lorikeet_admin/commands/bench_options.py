@@ -160,6 +160,15 @@ class LoadOptions:
         )
         return Sweep(template, arrivals, counts, requests, self.warm_up, self.repeats)
 
+    def loads(self) -> list[tuple[int, int]]:
+        """Concurrency and adapters of each point of a closed loop, in the sweep's order."""
+        plans = self.sweep().plans()
+        return [
+            (plan.arrivals.concurrency, plan.num_adapters)
+            for plan in plans
+            if isinstance(plan.arrivals, ClosedLoop)
+        ]
+
     def _chosen(self, pairs: Sequence[tuple[int, int]]) -> Sweep:
         concurrency, adapters = (",".join(dict.fromkeys(map(str, part))) for part in zip(*pairs, strict=True))
         whole = replace(self, points="", concurrency=concurrency, adapters=adapters).sweep()

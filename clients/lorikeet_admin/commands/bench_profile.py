@@ -1,5 +1,6 @@
-"""`lorikeet bench profile`: what a decode step is made of, beside what it must read."""
+"""`lorikeet bench profile`: what decode steps are made of, beside what they must read."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +28,8 @@ def profile(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     engine_set: options.EngineSet = None,
-    rows: Annotated[int, typer.Option("--concurrency", min=1, help="Requests that decode together.")] = 1,
-    adapters: Annotated[int, typer.Option(min=0, help="Adapters that they spread over.")] = 0,
+    concurrency: options.Concurrency = "1",
+    adapters: options.Adapters = "0",
     rank: options.Rank = 32,
     sites: options.Sites = options.DEFAULT_SITE_LIST,
     input_tokens: Annotated[int, typer.Option(min=1, help="Their prompts' length.")] = 1600,
@@ -39,7 +40,8 @@ def profile(
     """Profile decode steps of an engine, every kernel with its time, calls and the gaps between them.
 
     On a GPU through CUPTI, kernels inside graphs one by one, and beside each part of the model its floor:
-    what it must read at 4.3 TB/s, an H200's copy bandwidth. On a CPU the operators alone.
+    what it must read at 4.3 TB/s, an H200's copy bandwidth. On a CPU the operators alone. Several loads are
+    profiled on one engine, which has slots for the most adapters.
     """
     with options.wrong_usage():
         refuse_ignored(context)
@@ -48,13 +50,9 @@ def profile(
     floor_model = late_import("lorikeet_bench.engine.floors:FloorModel")
     output_tokens = late_import("lorikeet_bench.engine.profile:output_tokens")
     plan_dtype = late_import("lorikeet_bench.engine.settings:plan_dtype")
-    profile_decode = late_import("lorikeet_bench.engine.profile:profile_decode")
-    load = LoadOptions(
-        concurrency=str(rows),
-        adapters=str(adapters),
-        input_tokens=str(input_tokens),
-        output_tokens=str(output_tokens(rows, input_tokens, steps)),
-    )
+    profile_decodes = late_import("lorikeet_bench.engine.profile:profile_decodes")
+    profiled_point = late_import("lorikeet_bench.engine.decode_profile:ProfiledPoint")
+    load = LoadOptions(concurrency=concurrency, adapters=adapters, input_tokens=str(input_tokens))
     model = ModelOptions(
         model_dir=model_dir,
         shape=shape,
@@ -68,17 +66,23 @@ def profile(
     with options.working_directory(data_dir) as directory:
         with options.wrong_usage():
             made = options.adapter_shape(rank, sites)
-            _, ((plan, _),) = model.plans(directory, load.sweep(), made, own_slots=False)
+            loads = load.loads()
+            most = max(rows for rows, _ in loads)
+            longest = replace(load, output_tokens=str(output_tokens(most, input_tokens, steps)))
+            _, ((plan, _),) = model.plans(directory, longest.sweep(), made, own_slots=False)
         try:
-            found = run_bench(profile_decode(plan, rows=rows, input_tokens=input_tokens, num_steps=steps))
+            profiles = run_bench(profile_decodes(plan, loads, input_tokens=input_tokens, num_steps=steps))
         except LoadError as error:
             raise output.fail(str(error)) from error
-        floor = floor_model.read(plan.model_dir, plan_dtype(plan), made).decode(rows, adapters, input_tokens)
+        floors = floor_model.read(plan.model_dir, plan_dtype(plan), made)
+    points = [
+        profiled_point.of(rows, count, floors.decode(rows, count, input_tokens), found)
+        for (rows, count), found in zip(loads, profiles, strict=True)
+    ]
     if json_file is not None:
-        write_profile(
-            json_file, {"machine": describe_machine("torch", "triton"), "floor": floor, "profile": found}
-        )
-    show_profile(output.console, found, floor)
+        write_profile(json_file, {"machine": describe_machine("torch", "triton"), "profiles": points})
+    for point in points:
+        show_profile(output.console, point)
 
 
 def write_profile(path: Path, document: dict[str, object]) -> None:

@@ -1,14 +1,22 @@
 """What a decode step is made of, as an engine process writes it and a command shows it. Pure."""
 
-import re
+from collections.abc import Sequence
 
 import msgspec
 
+from lorikeet_bench.engine.kernel_parts import part_of
+from lorikeet_bench.load.model_part import ModelPart
+from lorikeet_bench.load.step_floor import DecodeStepBytes
+
 
 class OpTime(msgspec.Struct, frozen=True):
-    """One kernel on a GPU, or one operator on a CPU: calls and microseconds of one step, on average."""
+    """One kernel on a GPU, or one operator on a CPU: calls and microseconds of one step, on average.
+
+    A kernel that serves two parts of the model stands there twice.
+    """
 
     name: str
+    part: ModelPart
     calls: float
     us: float
 
@@ -22,12 +30,21 @@ class GapTime(msgspec.Struct, frozen=True):
     us: float
 
 
+class PartTime(msgspec.Struct, frozen=True):
+    """A part's kernels, of one step on average, and what its bytes take at the least; None: a thousandth."""
+
+    part: ModelPart
+    us: float
+    floor_us: float | None
+
+
 class DecodeProfile(msgspec.Struct, frozen=True):
     """Averages over `steps` decode steps of `rows` requests that name `adapters` distinct adapters.
 
     `step_us` was measured before the profiler ran, from one launch to the next; `busy_us` and `gap_us` are
     the device's time with and without a kernel under the profiler, which slows the host, not the device. On
-    a CPU `busy_us` is all operators' own time, and there are no gaps.
+    a CPU `busy_us` is all operators' own time, and there are no gaps. Kernels of two streams overlap: their
+    times may add up to more than `busy_us`.
     """
 
     device: str
@@ -40,32 +57,52 @@ class DecodeProfile(msgspec.Struct, frozen=True):
     ops: tuple[OpTime, ...]
     gaps: tuple[GapTime, ...] = ()
 
-    def by_part(self) -> dict[str, float]:
-        """Microseconds of one step by part of the model; what no pattern knows is "other"."""
-        found: dict[str, float] = {}
+    def beside(self, floor: DecodeStepBytes) -> tuple[PartTime, ...]:
+        """Every part by its time; one that no kernel was seen of, but that has bytes to read, at the end."""
+        times: dict[ModelPart, float] = {}
         for op in self.ops:
-            part = part_of(op.name)
-            found[part] = found.get(part, 0.0) + op.us
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            times[op.part] = times.get(op.part, 0.0) + op.us
+        floors = {part: 1e6 * seconds for part, seconds in floor.by_part().items() if seconds}
+        for part in floors:
+            times.setdefault(part, 0.0)
+        return tuple(
+            PartTime(part, us, floors.get(part))
+            for part, us in sorted(times.items(), key=lambda item: -item[1])
+        )
 
 
-# First match wins. The lm_head's GEMM goes by the same kernels as attention's projections.
-_PARTS = (
-    ("adapters", r"lora|segment|grouped_shrink|grouped_expand|_(count|scan|scatter)_kernel"),
-    ("experts", r"mxfp4|expert_gemm|expert_linear|moe_sum|gated_activation|_place_kernel"),
-    ("routing", r"route|topk|softmax"),
-    ("attention", r"paged|^_decode_kernel|^_merge_kernel|^_attend|attention|scaled_dot"),
-    ("norms, rotation, cache", r"rms_norm|norm|rotary|kv_write|attention_inputs"),
-    (
-        "sampling",
-        r"largest|draw|mass|first_kernel|next_kernel|finish_kernel|sample|argmax|penal|bitmask|pending",
-    ),
-    ("projections, lm_head", r"gemm|gemv|cublas|cutlass|nvjet|splitk|addmm|aten::mm|matmul|linear"),
-    ("copies", r"memcpy|memset|aten::copy_|copy_kernel|index|cat"),
-)
-_COMPILED = tuple((part, re.compile(pattern, re.IGNORECASE)) for part, pattern in _PARTS)
+class ProfiledPoint(msgspec.Struct, frozen=True):
+    """One load's profile beside its floor, in bytes and by the parts."""
+
+    concurrency: int
+    adapters: int
+    floor: DecodeStepBytes
+    parts: tuple[PartTime, ...]
+    profile: DecodeProfile
+
+    @classmethod
+    def of(
+        cls, concurrency: int, adapters: int, floor: DecodeStepBytes, profile: DecodeProfile
+    ) -> "ProfiledPoint":
+        """With its parts."""
+        return cls(concurrency, adapters, floor, profile.beside(floor), profile)
 
 
-def part_of(name: str) -> str:
-    """The part of the model that a kernel or operator belongs to, by its name."""
-    return next((part for part, pattern in _COMPILED if pattern.search(name)), "other")
+def parts_in_order(names: Sequence[str]) -> list[ModelPart]:
+    """Each kernel's part, of kernels in the order in which they ran.
+
+    The lm_head's product goes by the same kernels as the projections: it is what stands between the last norm
+    and the sampling.
+    """
+    parts = [part_of(name) for name in names]
+    products: list[int] = []
+    for index, part in enumerate(parts):
+        if part is ModelPart.NORMS:
+            products.clear()
+        elif part is ModelPart.PROJECTIONS:
+            products.append(index)
+        elif part is ModelPart.SAMPLING:
+            for product in products:
+                parts[product] = ModelPart.LM_HEAD
+            products.clear()
+    return parts

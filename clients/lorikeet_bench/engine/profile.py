@@ -1,9 +1,9 @@
-"""A profile of decode steps, in an engine process of its own."""
+"""Profiles of decode steps, in an engine process of their own."""
 
 import asyncio
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from inference_service.domain.errors import EngineDeadError
 from lorikeet_bench.engine.decode_profile import DecodeProfile
 from lorikeet_bench.engine.launch import loaded_engine
 from lorikeet_bench.engine.plan import EnginePlan
-from lorikeet_bench.engine.profile_watch import QUIET_STEPS, ROWS_VARIABLE, STEPS_VARIABLE
+from lorikeet_bench.engine.profile_watch import QUIET_STEPS, ROWS_VARIABLE, STEPS_VARIABLE, profile_file
 from lorikeet_bench.engine.settings import runs_on_gpu
 from lorikeet_bench.engine.target import EngineTarget
 from lorikeet_bench.engine.watched_runner import TRACE_VARIABLE
@@ -36,40 +36,48 @@ def output_tokens(rows: int, input_tokens: int, num_steps: int) -> int:
     return -(-rows * input_tokens // _STEP_TOKENS) + rows + QUIET_STEPS + num_steps + _SPARE_STEPS
 
 
-async def profile_decode(plan: EnginePlan, *, rows: int, input_tokens: int, num_steps: int) -> DecodeProfile:
-    """Profile `num_steps` steps in which `rows` requests decode, spread evenly over `plan.slots` adapters.
+async def profile_decodes(
+    plan: EnginePlan, points: Sequence[tuple[int, int]], *, input_tokens: int, num_steps: int
+) -> list[DecodeProfile]:
+    """On one engine, profile `num_steps` decode steps of each point: so many requests over so many adapters.
 
     Raises:
-        LoadError: the engine could not start, or the requests never decoded all at once.
+        LoadError: the engine could not start, or a point's requests never decoded all at once.
     """
-    with _trace(rows, num_steps, is_quiet=not runs_on_gpu(plan)) as trace:
+    with _traces([rows for rows, _ in points], num_steps, is_quiet=not runs_on_gpu(plan)) as directory:
         try:
             async with loaded_engine(plan, (), _FACTORY) as engine:
-                info = engine.client.info
                 target = EngineTarget(
                     engine.client,
-                    TokenPrompts(1, info.vocab_size),
+                    TokenPrompts(1, engine.client.info.vocab_size),
                     [adapter.digest for adapter in engine.store.adapters],
                 )
-                records = [
-                    RequestRecord(
-                        PlannedRequest(
-                            index=index,
-                            input_tokens=input_tokens,
-                            output_tokens=output_tokens(rows, input_tokens, num_steps),
-                            adapter=index % plan.slots if plan.slots else None,
-                            arrival_s=None,
-                            prompt_seed=(1, index),
-                        )
-                    )
-                    for index in range(rows)
-                ]
-                await asyncio.gather(*(target.send(record) for record in records))
+                profiles: list[DecodeProfile] = []
+                for index, (rows, adapters) in enumerate(points):
+                    await _send(target, rows, adapters, input_tokens, num_steps)
+                    profiles.append(_read(profile_file(directory, index), rows))
         except EngineDeadError as error:
             raise LoadError(error.message) from error
-        if failed := [record for record in records if not record.is_ok]:
-            raise LoadError(f"a request ended with {failed[0].status}: {failed[0].message}")
-        return _read(trace, rows)
+    return profiles
+
+
+async def _send(target: EngineTarget, rows: int, adapters: int, input_tokens: int, num_steps: int) -> None:
+    records = [
+        RequestRecord(
+            PlannedRequest(
+                index=index,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens(rows, input_tokens, num_steps),
+                adapter=index % adapters if adapters else None,
+                arrival_s=None,
+                prompt_seed=(1, index),
+            )
+        )
+        for index in range(rows)
+    ]
+    await asyncio.gather(*(target.send(record) for record in records))
+    if failed := [record for record in records if not record.is_ok]:
+        raise LoadError(f"a request ended with {failed[0].status}: {failed[0].message}")
 
 
 def _read(trace: Path, rows: int) -> DecodeProfile:
@@ -84,15 +92,18 @@ def _read(trace: Path, rows: int) -> DecodeProfile:
 
 
 @contextmanager
-def _trace(rows: int, num_steps: int, *, is_quiet: bool) -> Generator[Path]:
+def _traces(rows: Sequence[int], num_steps: int, *, is_quiet: bool) -> Generator[Path]:
     with tempfile.TemporaryDirectory(prefix="lorikeet-profile-") as directory:
-        path = Path(directory) / "profile.json"
-        given = {TRACE_VARIABLE: str(path), ROWS_VARIABLE: str(rows), STEPS_VARIABLE: str(num_steps)}
+        given = {
+            TRACE_VARIABLE: directory,
+            ROWS_VARIABLE: ",".join(map(str, rows)),
+            STEPS_VARIABLE: str(num_steps),
+        }
         if is_quiet and _LOG_LEVEL_VARIABLE not in os.environ:
             given[_LOG_LEVEL_VARIABLE] = _NO_LOG
         os.environ.update(given)
         try:
-            yield path
+            yield Path(directory)
         finally:
             for name in given:
                 del os.environ[name]

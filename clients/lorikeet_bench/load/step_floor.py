@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from lorikeet_bench.load.model_part import ModelPart
+
 # One H200: copy bandwidth as measured with the kernels, and what dense multiplications reach at best.
 BYTES_PER_S = 4.3e12
 FLOPS = 790e12
@@ -28,12 +30,13 @@ class DecodeStepBytes:
         """At the card's copy bandwidth."""
         return self.total / BYTES_PER_S
 
-    def by_part(self) -> dict[str, float]:
-        """Seconds at the least, by the parts that a profile tells apart."""
+    def by_part(self) -> dict[ModelPart, float]:
+        """Seconds at the least of each part; those whose bytes are left out have none."""
         found = {
-            "experts": self.experts,
-            "projections, lm_head": self.dense + self.lm_head,
-            "adapters": self.adapters,
-            "attention": self.kv_cache,
+            ModelPart.EXPERTS: self.experts,
+            ModelPart.PROJECTIONS: self.dense,
+            ModelPart.LM_HEAD: self.lm_head,
+            ModelPart.ADAPTERS: self.adapters,
+            ModelPart.ATTENTION: self.kv_cache,
         }
         return {part: num_bytes / BYTES_PER_S for part, num_bytes in found.items()}

@@ -82,7 +82,7 @@ def _count(ids_ptr, begin, num_pairs, EXPERTS: tl.constexpr, PART: tl.constexpr,
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def _count_kernel(
+def _count_experts_kernel(
     ids_ptr, counts_ptr, num_pairs,
     EXPERTS: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -178,7 +178,7 @@ def cut_blocks(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> Exp
     if on_gpu:
         options["launch_pdl"] = True
     if not is_single:
-        _count_kernel[(num_parts,)](
+        _count_experts_kernel[(num_parts,)](
             topk_ids, counts, num_pairs, EXPERTS=padded, PART=part, STEP=STEP, PDL=on_gpu, **options
         )
     _place_kernel[(num_parts,)](

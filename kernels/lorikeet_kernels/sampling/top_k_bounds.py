@@ -42,7 +42,7 @@ def _keys(x):
 
 
 @triton.jit(do_not_specialize=["vocab", "chunk_tokens", "stride", "shift", "num_chunks"])
-def _count_kernel(
+def _count_digits_kernel(
     logits_ptr, top_k_ptr, keys_ptr, counts_ptr, vocab, chunk_tokens, stride, shift, num_chunks,
     FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -142,7 +142,7 @@ def top_k_bounds(
     chunk_tokens = triton.cdiv(triton.cdiv(vocab, num_chunks), BLOCK) * BLOCK
     where = (vocab, chunk_tokens, logits.stride(0))
     for shift in (24, 16, 8, 0):
-        _count_kernel[(num_rows, num_chunks)](
+        _count_digits_kernel[(num_rows, num_chunks)](
             logits, top_k, keys, counts, *where, shift, num_chunks, FIRST=shift == 24, BLOCK=BLOCK,
             num_warps=4,
         )  # fmt: skip

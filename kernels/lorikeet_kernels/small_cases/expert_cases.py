@@ -249,7 +249,7 @@ _FP4_FEW, _FP4_MANY = ExpertTiles("decode", 8, 64, 1, 4, 4), ExpertTiles("prefil
 _WHOLE, _RAGGED = (256, 128), (200, 152)
 
 CASES = (
-    SmallCase("expert_blocks", ("experts.expert_blocks._count_kernel", *_BLOCKS), _expert_blocks),
+    SmallCase("expert_blocks", ("experts.expert_blocks._count_experts_kernel", *_BLOCKS), _expert_blocks),
     SmallCase("moe_sum", ("experts.moe_sum._moe_sum_kernel",), _moe_sum),
     SmallCase("experts_decode", _GEMM, partial(_dense_layer, 9, "interleaved", _FEW)),
     SmallCase(

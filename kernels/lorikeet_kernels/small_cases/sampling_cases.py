@@ -119,7 +119,7 @@ def _sample(num_rounds: int, *, has_all_cuts: bool) -> SmallProblem:
     return SmallProblem((sample_reference(logits, batch),), launch, tolerance=1.0)
 
 
-_TOP_K = tuple(f"sampling.top_k_bounds._{name}_kernel" for name in ("count", "digit", "end"))
+_TOP_K = tuple(f"sampling.top_k_bounds._{name}_kernel" for name in ("count_digits", "digit", "end"))
 _DRAWS = tuple(f"sampling.sample_rows._{name}_kernel" for name in ("largest", "draw", "first", "finish"))
 _ROUNDS = tuple(f"sampling.sample_rows._{name}_kernel" for name in ("mass", "next"))
 

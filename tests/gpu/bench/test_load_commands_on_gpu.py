@@ -51,10 +51,14 @@ def test_a_profile_names_the_kernels(tmp_path: Path) -> None:
     code, result, printed = bench(
         tmp_path,
         *("profile", "--shape", "gpt-oss-20b", "--shape-set", tiny[0], "--shape-set", tiny[1]),
-        *("--concurrency", "4", "--adapters", "2", "--input-tokens", "64", "--steps", "5"),
+        *("--concurrency", "4", "--adapters", "0,2", "--input-tokens", "64", "--steps", "5"),
     )
     assert code == 0, printed
-    profile = result["profile"]
+    (base, with_adapters) = result["profiles"]
+    assert not [op for op in base["profile"]["ops"] if op["part"] == "adapters"]
+    seen = {part["part"] for part in with_adapters["parts"] if part["us"] and part["floor_us"]}
+    assert seen == {"experts", "projections, router", "lm_head", "attention", "adapters"}
+    profile = with_adapters["profile"]
     assert (profile["rows"], profile["adapters"], profile["steps"]) == (4, 2, 5)
     names = " ".join(op["name"] for op in profile["ops"])
     assert "mxfp4" in names

@@ -201,21 +201,31 @@ def test_a_load_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None
         assert not alive
 
 
+def profiles(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each load."""
+    return [point["profile"] for point in result["profiles"]]
+
+
 @pytest.mark.long
 def test_a_decode_step_is_profiled(tmp_path: Path) -> None:
-    """Operators; no floor, which is a GPU's, and no notes of the profiler's."""
+    """Operators, each load on the same engine; no floor, which is a GPU's, and no notes of the profiler's."""
     code, result, printed = bench(
         tmp_path,
-        *("profile", *tiny_shape(), "--device", "cpu", "--concurrency", "2", "--adapters", "2"),
+        *("profile", *tiny_shape(), "--device", "cpu", "--concurrency", "1,2", "--adapters", "0,2"),
         *("--rank", "8", "--input-tokens", "12", "--steps", "4"),
     )
     assert code == 0, printed
-    profile = result["profile"]
-    assert (profile["rows"], profile["adapters"], profile["steps"]) == (2, 2, 4)
-    assert profile["step_us"] > 0
-    assert profile["busy_us"] == pytest.approx(sum(op["us"] for op in profile["ops"]))
-    assert any(op["name"].startswith("aten::") for op in profile["ops"])
+    loads = [(point["concurrency"], point["adapters"]) for point in result["profiles"]]
+    assert loads == [(1, 0), (2, 0), (1, 2), (2, 2)]
+    for rows, adapters, profile in zip((1, 2, 1, 2), (0, 0, 1, 2), profiles(result), strict=True):
+        assert (profile["rows"], profile["adapters"], profile["steps"]) == (rows, adapters, 4)
+        assert profile["step_us"] > 0
+        assert profile["busy_us"] == pytest.approx(sum(op["us"] for op in profile["ops"]))
+        assert any(op["name"].startswith("aten::") for op in profile["ops"])
     assert "its floor" not in printed
     assert "not seen" not in printed
     assert "USDT" not in printed
-    assert min(result["floor"][part] for part in ("dense", "experts", "lm_head", "adapters", "kv_cache")) > 0
+    floor = result["profiles"][-1]["floor"]
+    assert min(floor[part] for part in ("dense", "experts", "lm_head", "adapters", "kv_cache")) > 0
+    floors = {part["part"]: part["floor_us"] for part in result["profiles"][-1]["parts"]}
+    assert floors["lm_head"] == pytest.approx(1e6 * floor["lm_head"] / 4.3e12)

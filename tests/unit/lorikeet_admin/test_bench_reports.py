@@ -10,9 +10,10 @@ from lorikeet_admin.load_report import show
 from lorikeet_admin.output import Output
 from lorikeet_admin.profile_report import show_profile
 from lorikeet_admin.soak_report import SoakProgressLine
-from lorikeet_bench.engine.decode_profile import DecodeProfile, OpTime
+from lorikeet_bench.engine.decode_profile import DecodeProfile, OpTime, ProfiledPoint
 from lorikeet_bench.load.generator_cost import GeneratorCost
 from lorikeet_bench.load.metrics import Distribution, LoadSummary
+from lorikeet_bench.load.model_part import ModelPart
 from lorikeet_bench.load.result import BenchResult, PointResult, ServerFacts
 from lorikeet_bench.load.routing import RoutingSummary
 from lorikeet_bench.load.step_floor import DecodeStepBytes
@@ -72,17 +73,23 @@ def test_figures_of_bursts_are_marked(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_profile_of_a_cpu_shows_operators_only() -> None:
     """No floor, which is a GPU's, and no parts; of a GPU both."""
-    profile = DecodeProfile("cpu", 4, 1, 1, 9.0, 8.0, 0.0, (OpTime("aten::mm", 2.0, 8.0),))
+    profile = DecodeProfile(
+        "cpu", 4, 1, 1, 9.0, 8.0, 0.0, (OpTime("aten::mm", ModelPart.PROJECTIONS, 2.0, 8.0),)
+    )
     floor = DecodeStepBytes(1e6, 1e6, 1e6, 1e6, 1e6)
     file = StringIO()
     console = Console(file=file, width=200)
-    show_profile(console, profile, floor)
+    show_profile(console, ProfiledPoint.of(1, 1, floor, profile))
     text = file.getvalue()
     assert "1 request over 1 adapter on cpu" in text
     assert "aten::mm" in text
     assert not [word for word in ("floor", "part", "not seen") if word in text]
-    show_profile(console, DecodeProfile("H200", 4, 1, 1, 9.0, 8.0, 0.0, profile.ops), floor)
-    assert "not seen" in file.getvalue()
+    on_gpu = DecodeProfile("H200", 4, 1, 1, 9.0, 8.0, 0.0, profile.ops)
+    show_profile(console, ProfiledPoint.of(1, 1, floor, on_gpu))
+    lines = [line.split() for line in file.getvalue().splitlines()]
+    assert ["projections,", "router", "8.0", "0.2", "3", "%"] in lines
+    assert ["lm_head", "not", "seen", "0.2"] in lines
+    assert ["all", "kernels", "8.0", "1.2", "15", "%"] in lines
 
 
 def test_a_soak_is_never_beyond_its_end() -> None:

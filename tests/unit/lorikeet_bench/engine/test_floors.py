@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lorikeet_bench.engine.decode_profile import DecodeProfile, OpTime
 from lorikeet_bench.engine.floors import FloorModel
-from lorikeet_bench.engine.profile_watch import summarize_spans
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import shape_config
 
@@ -65,32 +63,3 @@ def test_a_prompt_is_multiplications(gpt_oss: FloorModel) -> None:
     step_s = gpt_oss.decode(32, 8, 1900).seconds
     whole_s = 32 * gpt_oss.prefill_s(tokens) + 600 * step_s
     assert gpt_oss.closed_loop_tokens_per_s(32, 8, tokens, 600) == pytest.approx(32 * 600 / whole_s)
-
-
-def test_kernels_of_two_streams_are_counted_once_where_they_overlap() -> None:
-    """[0, 10] and [4, 6] on another stream, idle to 13, [13, 20]; over two steps."""
-    spans = [(0.0, 10.0, "a"), (4.0, 6.0, "b"), (13.0, 20.0, "a")]
-    ops, gaps, busy_us, gap_us = summarize_spans(spans, 2)
-    assert ops == (OpTime("a", 1.0, 8.5), OpTime("b", 0.5, 1.0))
-    assert (busy_us, gap_us) == (8.5, 1.5)
-    assert [(gap.after, gap.before, gap.us) for gap in gaps] == [("a", "a", 1.5)]
-
-
-def test_kernels_are_sorted_into_parts() -> None:
-    """By names that the kernels have."""
-    names = {
-        "_mxfp4_decode_kernel": "experts",
-        "_pair_lora_kernel": "adapters",
-        "_segment_lora_kernel": "adapters",
-        "_decode_kernel": "attention",
-        "nvjet_tst_64x8_64x16_4x1_v_bz_TNT": "projections, lm_head",
-        "_route_kernel": "routing",
-        "_rms_norm_kernel": "norms, rotation, cache",
-        "_largest_kernel": "sampling",
-        "Memcpy DtoH (Device -> Pinned)": "copies",
-        "something else": "other",
-    }
-    profile = DecodeProfile("gpu", 1, 1, 0, 0, 0, 0, tuple(OpTime(name, 1, 1.0) for name in names))
-    parts = profile.by_part()
-    assert parts["adapters"] == 2.0
-    assert set(parts) == set(names.values())
