@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("model", choices=sorted(TINY_SETS))
     parser.add_argument("--quick", action="store_true", help="the main rows once, at most 4 GPU minutes")
     parser.add_argument("--tiny", action="store_true", help="a toy of the same form; says nothing of speed")
-    parser.add_argument("--only", default="", help="steps, with commas")
+    parser.add_argument("--only", default="", help="steps, with commas, in this order")
     parser.add_argument("--list", action="store_true", help="show the steps' commands and run nothing")
     parser.add_argument("--device", default="", help="cuda; with --tiny cpu")
     parser.add_argument("--work", type=Path, default=Path("var/benchmarks"), help="the steps' results")
@@ -164,14 +164,13 @@ def main(argv: Sequence[str]) -> int:
     # A toy's results lie apart: rows are made of all that is found.
     work = arguments.work.absolute() / ("tiny" if arguments.tiny else "")
     names = [name for name in arguments.only.split(",") if name]
-    if unknown := set(names) - {step.name for step in STEPS}:
+    known = {step.name: step for step in STEPS}
+    if unknown := set(names) - set(known):
         parser.error(f"no steps {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in STEPS)}")
-    steps = [
-        step
-        for step in STEPS
-        if step.model in {"", arguments.model}
-        and (step.name in names if names else step.is_quick or not arguments.quick)
+    wanted = [known[name] for name in names] or [
+        step for step in STEPS if step.is_quick or not arguments.quick
     ]
+    steps = [step for step in wanted if step.model in {"", arguments.model}]
     if arguments.list:
         for step in steps:
             print(" ".join(step_command(step, arguments.model, arguments, work)))

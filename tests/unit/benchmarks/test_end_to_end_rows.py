@@ -159,6 +159,13 @@ def test_the_quick_form_is_a_part_of_the_whole() -> None:
     assert "--repeats" in step_command(quick[0], "gpt-oss-20b", arguments, Path("w"))
 
 
+def test_steps_run_in_the_order_in_which_they_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """What matters most comes first in a run that may be cut; another model's step is left out."""
+    assert end_to_end.main(("qwen3-30b-a3b", "--only", "profile,curve,base", "--list")) == 0
+    commands = capsys.readouterr().out.splitlines()
+    assert [command.split("bench ")[1].split()[0] for command in commands] == ["profile", "engine"]
+
+
 def test_rows_are_written_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is cut keeps those of the steps before; one that fails does not stop the others."""
     ran: list[str] = []
