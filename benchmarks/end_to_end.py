@@ -171,6 +171,8 @@ def main(argv: Sequence[str]) -> int:
         step for step in STEPS if step.is_quick or not arguments.quick
     ]
     steps = [step for step in wanted if step.model in {"", arguments.model}]
+    if not steps:
+        parser.error(f"none of these steps is of {arguments.model}")
     if arguments.list:
         for step in steps:
             print(" ".join(step_command(step, arguments.model, arguments, work)))
