@@ -54,7 +54,7 @@ def test_near_lengths_share_an_entry_and_other_sizes_do_not() -> None:
     assert select_experts(other, H200) == select_experts(other, "some other card")
 
 
-@pytest.mark.parametrize("weights", ["mxfp4", "bf16", "fp32"])
+@pytest.mark.parametrize("weights", ["mxfp4", "bf16", "fp32", "fp8_block", "fp8_channel"])
 def test_every_shape_gets_tiles_on_an_unknown_device(weights: str) -> None:
     """The rule covers one pair and a million."""
     for pairs in (1, 40, 200, 1000, 10_000, 1_000_000):
