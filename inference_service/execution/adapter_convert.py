@@ -89,14 +89,19 @@ def _multiply(values: torch.Tensor, factor: torch.Tensor | None, out: torch.Tens
     if factor is not None and factor.numel() > 1:
         out.copy_(values.float() * factor)
         return
-    scale = 1.0 if factor is None else float(factor)
-    for part, into in zip(values.view(-1).split(_PART), out.view(-1).split(_PART), strict=True):
-        if factor is None:
-            into.copy_(part)
-        elif part.dtype == into.dtype:
-            torch.mul(part, scale, out=into)  # in float32, whatever the dtype
-        else:
-            into.copy_(part.float().mul_(scale))
+    # One call for all parts where the dtype stays: with twelve readers, each return to Python waits for the
+    # interpreter's lock.
+    parts, into = values.view(-1).split(_PART), out.view(-1).split(_PART)
+    if values.dtype != out.dtype:
+        scale = 1.0 if factor is None else float(factor)
+        for part, target in zip(parts, into, strict=True):
+            target.copy_(part if factor is None else part.float().mul_(scale))
+        return
+    if values is not out:
+        torch._foreach_copy_(into, parts)  # pyright: ignore[reportPrivateUsage,reportPrivateImportUsage]
+    if factor is not None:
+        # A number would be rounded to the dtype before, a tensor is not.
+        torch._foreach_mul_(into, factor.view(()))  # pyright: ignore[reportPrivateUsage,reportPrivateImportUsage]
 
 
 def _refusal(site: LoraSite, name: str, dtype: torch.dtype, *, is_stored_finite: bool) -> PayloadError:

@@ -1,7 +1,7 @@
 """One layer of a revision: from its file into host memory, verified, in the compute dtype. Any thread.
 
 A payload in the compute dtype is read to where it stays, hashed piece by piece while it is in the core's
-cache, and only multiplied by its scaling there. Any other one passes through memory of its own.
+caches, and only multiplied by its scaling there. Any other one passes through memory of its own.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from inference_service.execution.adapter_convert import TORCH_DTYPES, convert_si
 from inference_service.execution.adapter_layout import AdapterPlacer, NodeLayer
 from lorikeet_contract.manifest import PayloadDtype
 
-# Fits a core's own cache; smaller ones spend more on calls than they gain.
-_PIECE_BYTES = 1 << 20
+# Of a size that stays in a core's caches; of smaller ones, twelve readers wait for the interpreter's lock.
+_PIECE_BYTES = 4 << 20
 
 
 class LayerReader:
