@@ -34,7 +34,7 @@ from lorikeet_kernels.launch.compile_ahead import compile_ahead
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles, MoeShape, Weights, select_experts
 
 Launch = Callable[[], None]
-_KERNELS = ("decode", "prefill", "pipelined")
+_KERNELS = ("decode", "prefill", "specialized")
 _FEW = 12  # pairs an expert, up to which its bytes are all that counts
 _SOME = 64  # up to which blocks of 128 pairs stay half empty
 _SETS = 3  # of weights: what 16 tokens touch of one outweighs the L2
@@ -65,8 +65,8 @@ def candidates(pairs_per_expert: float, columns: int) -> list[ExpertTiles]:
             (128, 64, 4, 4),
         ):  # fmt: skip
             tried.append(ExpertTiles("prefill", rows, block_n, GROUP, min(stages, steps), warps))
-        for rows, block_n, stages, warps in ((128, 128, 6, 8), (128, 128, 4, 8), (64, 128, 4, 4)):
-            tried.append(ExpertTiles("pipelined", rows, block_n, GROUP, stages, warps))
+        for rows, stages in ((192, 4), (192, 5), (128, 6), (128, 4)):
+            tried.append(ExpertTiles("specialized", rows, GROUP, GROUP, stages, rows // 16 + 4))
     return list(dict.fromkeys(tried))
 
 

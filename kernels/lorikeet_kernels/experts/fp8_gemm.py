@@ -14,7 +14,6 @@ activation, y rounds once more: the bits are those of `expert_linear`, `gated_ac
 but for the order of additions. With an activation `delta` is added to v between, and the sum rounded. A
 pair's result depends on no other pair. The reference is `expert_linear_reference` over an Fp8Weight.
 
-Tiles for "pipelined" take another kernel, `fp8_pipelined`, on a GPU and for whole blocks only.
 
 Floors: the touched experts' bytes at 4.3 TB/s, or 1,580 TFLOP/s; see docs/performance.md for predictions.
 """
@@ -34,7 +33,7 @@ from lorikeet_kernels.dense.gated_activation import GatedActivation
 from lorikeet_kernels.dense.quantize_rows import GROUP, QuantizedRows
 from lorikeet_kernels.dense.row_order import RowOrder, check_row_order
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
-from lorikeet_kernels.experts.fp8_pipelined import _fp8_pipelined_kernel  # pyright: ignore[reportPrivateUsage]
+from lorikeet_kernels.experts.fp8_specialized import launch_specialized
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 
 _PAIRINGS = {None: 0, "interleaved": 1, "concatenated": 2}
@@ -186,15 +185,14 @@ def fp8_gemm(
     limit = constants.limit
     out_features, is_blocked = weight.shape[1], weight.kind == "block"
     on_gpu = out.device.type == "cuda"
+    if tiles.kernel == "specialized":
+        _check_specialized(weight, tiles, activation, row_order)
+        return launch_specialized(x, weight, blocks, out, tiles, bias, topk_weights, activation, delta)
     options: dict[str, int | bool] = {"num_warps": tiles.num_warps}
     if on_gpu:
         options["launch_pdl"] = True
     if tiles.max_registers is not None:
         options["maxnreg"] = tiles.max_registers
-    if tiles.kernel == "pipelined":
-        return _launch_pipelined(
-            x, weight, blocks, out, tiles, bias, topk_weights, activation, row_order, delta, options
-        )
     values, unused = x.values, x.scales
     pairing = _PAIRINGS[row_order if activation else None]
     _fp8_gemm_kernel[(triton.cdiv(out_features, tiles.block_n), blocks.capacity, tiles.splits)](
@@ -211,39 +209,6 @@ def fp8_gemm(
         GROUP=GROUP, SPLITS=tiles.splits, BLOCK_M=max(16, tiles.block_rows), BLOCK_N=tiles.block_n,
         BLOCK_K=tiles.step, STAGES=tiles.stages, HALVES=tiles.block_rows >= 128, PDL=on_gpu,
         **options,
-    )  # fmt: skip
-    return out
-
-
-def _launch_pipelined(
-    x: QuantizedRows,
-    weight: Fp8Weight,
-    blocks: ExpertBlocks,
-    out: torch.Tensor,
-    tiles: ExpertTiles,
-    bias: torch.Tensor | None,
-    topk_weights: torch.Tensor | None,
-    activation: GatedActivation | None,
-    row_order: RowOrder | None,
-    delta: torch.Tensor | None,
-    options: dict[str, int | bool],
-) -> torch.Tensor:
-    constants = activation or GatedActivation()
-    limit, values, unused = constants.limit, x.values, x.scales
-    pairing = _PAIRINGS[row_order if activation else None]
-    out_features = weight.shape[1]
-    scales = _scales(weight, tiles.block_n, is_paired=pairing == 2)
-    if scales == BY_ROW.value or weight.shape[2] % GROUP or tiles.splits > 1 or tiles.stages < 3:
-        raise ValueError(f"fp8_gemm: {tiles} take whole blocks of {GROUP}, not {tuple(weight.shape)}")
-    _fp8_pipelined_kernel[(triton.cdiv(out_features, tiles.block_n), blocks.capacity)](
-        out, values, x.scales, weight.values, weight.scales, unused if bias is None else bias,
-        unused if topk_weights is None else topk_weights, unused if delta is None else delta, blocks.order,
-        blocks.blocks, constants.alpha, 0.0 if limit is None else limit, constants.up_offset,
-        IN=weight.shape[2], OUT=out_features, X_DIV=blocks.top_k if values.dim() == 2 else 1, PAIRING=pairing,
-        ACTIVATE=activation is not None, HAS_LIMIT=limit is not None, HAS_BIAS=bias is not None,
-        HAS_ROUTED=topk_weights is not None, HAS_DELTA=delta is not None, SCALES=scales,
-        SCALE_ROWS=weight.scales.shape[1] if scales else 0, BLOCK_M=tiles.block_rows, BLOCK_N=tiles.block_n,
-        STAGES=tiles.stages, WARPS=tiles.num_warps, HALVES=tiles.block_rows >= 128, PDL=True, **options,
     )  # fmt: skip
     return out
 
@@ -289,3 +254,20 @@ def _check(
         raise ValueError(f"fp8_gemm: {tiles}: a step must lie within {GROUP} columns")
     if blocks.num_experts != weight.shape[0] or blocks.block_rows != tiles.block_rows:
         raise ValueError(f"fp8_gemm: blocks of another weight or other tiles than {tiles}")
+
+
+def _check_specialized(
+    weight: Fp8Weight, tiles: ExpertTiles, activation: GatedActivation | None, row_order: RowOrder | None
+) -> None:
+    halves = 2 if activation else 1
+    if (
+        weight.kind != "block"
+        or weight.block_of_row is not None
+        or weight.shape[1] % (halves * GROUP)
+        or weight.shape[2] % GROUP
+        or (activation is not None and row_order != "concatenated")
+        or (tiles.block_n, tiles.step, tiles.splits) != (GROUP, GROUP, 1)
+        or tiles.block_rows not in (128, 192)
+        or tiles.num_warps != tiles.block_rows // 16 + 4
+    ):
+        raise ValueError(f"fp8_gemm: {tiles} take whole blocks of {GROUP}, not {tuple(weight.shape)}")

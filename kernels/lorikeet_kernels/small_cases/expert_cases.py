@@ -239,12 +239,12 @@ def _route_adapted(dtype: torch.dtype) -> SmallProblem:
 _BLOCKS = ("experts.expert_blocks._place_kernel",)
 _GEMM = (*_BLOCKS, "experts.expert_gemm._expert_gemm_kernel")
 _FP8 = (*_BLOCKS, "experts.fp8_gemm._fp8_gemm_kernel")
-_PIPELINED = (*_BLOCKS, "experts.fp8_pipelined._fp8_pipelined_kernel")
+_SPECIALIZED = (*_BLOCKS, "experts.fp8_specialized._fp8_specialized_kernel")
 _FP4_DECODE = (*_BLOCKS, "experts.mxfp4_decode._mxfp4_decode_kernel")
 _FP4_PREFILL = (*_BLOCKS, "experts.mxfp4_prefill._mxfp4_prefill_kernel")
 _ROUTE = "experts.routing._route_kernel"
 _FEW, _MANY = ExpertTiles("decode", 16, 64, 128, 3, 4), ExpertTiles("prefill", 128, 128, 128, 3, 8)
-_RING = ExpertTiles("pipelined", 128, 128, 128, 6, 8)
+_RING = ExpertTiles("specialized", 192, 128, 128, 4, 16)
 _FP4_FEW, _FP4_MANY = ExpertTiles("decode", 8, 64, 1, 4, 4), ExpertTiles("prefill", 64, 128, 2, 3, 8)
 _WHOLE, _RAGGED = (256, 128), (200, 152)
 
@@ -267,8 +267,8 @@ CASES = (
     SmallCase("fp8_channels", _FP8, partial(_fp8_layer, (9, *_RAGGED), "channel", "concatenated", _FEW)),
     SmallCase("fp8_whole", _FP8, partial(_fp8_layer, (150, *_WHOLE), "block", "concatenated", _MANY)),
     SmallCase(
-        "fp8_pipelined",
-        _PIPELINED,
+        "fp8_specialized",
+        _SPECIALIZED,
         partial(_fp8_layer, (150, *_WHOLE), "block", "concatenated", _RING),
         needs_gpu=True,
     ),

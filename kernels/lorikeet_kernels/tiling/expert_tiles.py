@@ -27,10 +27,11 @@ class ExpertTiles:
     A program takes `block_rows` pairs and `block_n` of the matrix's rows; `step` chunks (mxfp4, 64 columns
     each) or columns (bf16, fp8) at once, `stages` of them in flight. `splits` > 1 splits the columns, whose
     parts the top-k sum adds up. `kernel` "decode" is for few pairs (mxfp4: in the MMA's columns of 8),
-    "prefill" for many; "pipelined" is fp8's for many and whole blocks.
+    "prefill" for many; "specialized" is fp8's for many and whole blocks: a warpgroup loads, each other one
+    multiplies 64 of the pairs.
     """
 
-    kernel: Literal["decode", "prefill", "pipelined"]
+    kernel: Literal["decode", "prefill", "specialized"]
     block_rows: int
     block_n: int
     step: int

@@ -50,10 +50,10 @@ TILES = (
     ExpertTiles("prefill", 128, 128, 128, 3, 8),
     ExpertTiles("prefill", 64, 64, 128, 4, 4, max_registers=168),
 )
-PIPELINED = (
-    ExpertTiles("pipelined", 128, 128, 128, 6, 8),
-    ExpertTiles("pipelined", 64, 128, 128, 4, 4),
-    ExpertTiles("pipelined", 64, 64, 128, 3, 4),
+SPECIALIZED = (
+    ExpertTiles("specialized", 192, 128, 128, 4, 16),
+    ExpertTiles("specialized", 192, 128, 128, 5, 16),
+    ExpertTiles("specialized", 128, 128, 128, 6, 12),
 )
 # experts, hidden, inner, top_k: whole blocks, ragged ones, ragged steps
 SHAPES = ((4, 256, 128, 2), (5, 384, 192, 2), (3, 208, 80, 1))
@@ -146,8 +146,8 @@ def test_gate_up(
             stored = rows.to(BF16)
             delta = torch.randn(stored.shape, device=GPU).to(BF16)
             quantized = quantize_rows(x, weight.activations)
-            is_whole = hidden % 128 == 0 and (kind == "channel" or (inner % 128 == 0 and plain_rows))
-            for tiles in (*TILES, *PIPELINED) if is_whole else TILES:
+            is_whole = kind == "block" and hidden % 128 == 0 and inner % 128 == 0 and plain_rows
+            for tiles in (*TILES, *SPECIALIZED) if is_whole else TILES:
                 blocks = expert_blocks(ids, experts, tiles.block_rows)
                 plain = torch.full_like(stored, float("nan"))
                 fp8_gemm(quantized, weight, blocks, plain, tiles, bias=bias)
@@ -174,18 +174,49 @@ def test_down(experts: int, hidden: int, inner: int, top_k: int, kind: WeightSca
         act = torch.randn(num_tokens, top_k, inner, device=GPU).to(BF16)
         pairs = products(act, weight, ids) * routed.double().unsqueeze(-1)
         quantized = quantize_rows(act, weight.activations)
-        for tiles in (*TILES, *PIPELINED) if inner % 128 == 0 else TILES:
+        is_whole = kind == "block" and hidden % 128 == 0 and inner % 128 == 0
+        for tiles in (*TILES, *SPECIALIZED) if is_whole else TILES:
             blocks = expert_blocks(ids, experts, tiles.block_rows)
             out = act.new_full(pairs.shape, float("nan"))
             fp8_gemm(quantized, weight, blocks, out, tiles, topk_weights=routed)
             assert relative_error(out, pairs) < TOLERANCE
-            if tiles.kernel == "pipelined":
+            if tiles.kernel == "specialized":
                 continue
             parts = torch.full((2, *pairs.shape), float("nan"), device=GPU)
             fp8_gemm(quantized, weight, blocks, parts, replace(tiles, splits=2))
             total = act.new_full((num_tokens, hidden), float("nan"))
             moe_sum_parts(parts, total, ids, routed)
             assert relative_error(total, pairs.sum(1)) < TOLERANCE
+
+
+@pytest.mark.parametrize("tiles", SPECIALIZED)
+@pytest.mark.parametrize("num_tokens", [1, 257, 2900])
+def test_warps_that_load_and_warps_that_multiply(num_tokens: int, tiles: ExpertTiles) -> None:
+    """Several items a program, uneven ranges of tiles, experts with no pairs and with all of them."""
+    experts, hidden, inner, top_k = 24, 1152, 640, 2
+    gate_up, down = layer(experts, hidden, inner, "block")
+    assert isinstance(gate_up.weight, Fp8Weight)
+    assert isinstance(down.weight, Fp8Weight)
+    x = torch.randn(num_tokens, hidden, device=GPU).to(BF16)
+    routed = torch.rand(num_tokens, top_k, device=GPU)
+    uniform = route(num_tokens, experts, top_k, "uniform")
+    for ids in (uniform, uniform % 5, route(num_tokens, experts, top_k, "identical")):
+        blocks = expert_blocks(ids, experts, tiles.block_rows)
+        act = x.new_full((num_tokens, top_k, inner), float("nan"))
+        fp8_gemm(
+            quantize_rows(x, GROUPS), gate_up.weight, blocks, act, tiles,
+            activation=ACTIVATION, row_order="concatenated",
+        )  # fmt: skip
+        rows = products(x, gate_up.weight, ids).to(BF16)
+        assert relative_error(act, gated_activation_reference(rows.float(), ACTIVATION)) < 2 * TOLERANCE
+        pairs = x.new_full((num_tokens, top_k, hidden), float("nan"))
+        fp8_gemm(quantize_rows(act, GROUPS), down.weight, blocks, pairs, tiles, topk_weights=routed)
+        assert (
+            relative_error(pairs, products(act, down.weight, ids) * routed.double().unsqueeze(-1)) < TOLERANCE
+        )
+        again = torch.full_like(pairs, float("nan"))
+        fp8_gemm(quantize_rows(act, GROUPS), down.weight, blocks, again, tiles, topk_weights=routed)
+        assert torch.equal(again, pairs)
 
 
 def layer(

@@ -1,0 +1,409 @@
+"""Grouped GEMM over e4m3 experts for many tokens an expert: some warps load, others multiply (Gluon).
+
+    y[p] = W[expert] x[row(p)] + bias[expert], then what follows it; see fp8_gemm
+
+A program stays on its multiprocessor and takes one item after the other: up to `block_rows` pairs of one
+expert and several tiles of 128 of the matrix's rows. One warpgroup fills a ring with steps of 128 columns,
+weights by the copy engine, the pairs' rows by asynchronous copies, and runs ahead into the next tile and
+item. The others have 64 of the pairs each: a step's MMAs leave a sum, which is multiplied by its scales and
+added to the accumulator while the tensor cores work for another warpgroup. So an expert's weights come once
+for all its pairs, and neither an item's beginning nor its end leaves the memory idle.
+
+Whole blocks of 128 x 128 only, and with an activation gate's rows above up's.
+"""
+
+# A Gluon kernel's arguments have no Python types.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+# Gluon's tuples grow by +.
+# ruff: noqa: RUF005
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight
+from lorikeet_kernels.dense.gated_activation import GatedActivation
+from lorikeet_kernels.dense.quantize_rows import QuantizedRows
+from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
+from lorikeet_kernels.launch.grid_dependency import launch_next_grid, wait_for_grid
+from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
+
+STEP = gl.constexpr(128)
+"""Columns of a step, which share a scale."""
+TILE = gl.constexpr(128)
+"""The matrix's rows of a tile; with an activation 64 of gate's and the same of up's."""
+ROWS = gl.constexpr(64)
+"""Pairs of a warpgroup."""
+_STEPS = 32  # of an item, at least, as far as the matrix has so many: an item's beginning takes about 1.5 us
+_THREAD_REGISTERS = {2: 168, 3: 128}  # by warpgroups that multiply: of 65,536, for one warpgroup more
+
+
+# What the warps share, as tuples:
+#   ring: the pairs' rows [STAGES * GROUPS, ROWS, STEP], weights [STAGES, a box of TILE rows, STEP], and the
+#         barriers of slots that are full and of slots that are empty
+#   items: the order of the pairs, the blocks, how many items there are
+#   finish: where the results go, bias, routed weights, delta, then the activation's numbers
+
+
+@gluon.jit
+def _item(blocks_ptr, item, RANGES: gl.constexpr, TILES: gl.constexpr):
+    """The pairs' first place and number, their expert, and the tiles from one to before another."""
+    PER_ITEM: gl.constexpr = (TILES + RANGES - 1) // RANGES
+    entry = blocks_ptr + item // RANGES * 4
+    begin = item % RANGES * PER_ITEM
+    return gl.load(entry), gl.load(entry + 1), gl.load(entry + 2), begin, gl.minimum(begin + PER_ITEM, TILES)
+
+
+@gluon.jit
+def _load(
+    ring, items, weight_desc, x_ptr,
+    IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr, RANGES: gl.constexpr,
+):  # fmt: skip
+    """The loading warps: every step of every item into the ring."""
+    x_ring, weight_ring, full, empty = ring
+    order_ptr, blocks_ptr, num_items = items
+    STAGES: gl.constexpr = full.shape[0]
+    GROUPS: gl.constexpr = x_ring.shape[0] // STAGES
+    COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+    k = gl.arange(0, STEP, layout=gl.SliceLayout(0, COPY))[None, :]
+    turn = 0
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        first, count, expert, begin, end = _item(blocks_ptr, item, RANGES, OUT // TILE)
+        if count > 0:
+            x_at = ()
+            for part in gl.static_range(GROUPS):
+                place = part * ROWS + m
+                pair = gl.load(order_ptr + first + gl.where(place < count, place, 0))
+                x_at = x_at + (x_ptr + ((pair // X_DIV).to(gl.int64) * IN)[:, None] + k,)
+            for tile in range(begin, end):
+                for step in range(IN // STEP):
+                    slot = turn % STAGES
+                    mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
+                    landed = full.index(slot)
+                    mbarrier.expect(landed, TILE * STEP)
+                    if ACTIVATE:
+                        at = [2 * expert, tile * (TILE // 2), step * STEP]
+                    else:
+                        at = [expert, tile * TILE, step * STEP]
+                    tma.async_copy_global_to_shared(weight_desc, at, landed, weight_ring.index(slot))
+                    for part in gl.static_range(GROUPS):
+                        if count > part * ROWS:
+                            # rows beyond the pairs are zeros and move nothing
+                            is_row = (part * ROWS + m < count)[:, None]
+                            to = x_ring.index(slot * GROUPS + part)
+                            async_copy.async_copy_global_to_shared(to, x_at[part] + step * STEP, mask=is_row)
+                    async_copy.mbarrier_arrive(landed, increment_count=False)
+                    turn += 1
+
+
+@gluon.jit
+def _store(
+    acc, finish, order_ptr, first, count, expert, tile, OUT: gl.constexpr, ACTIVATE: gl.constexpr,
+    HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
+    ACC: gl.constexpr,
+):  # fmt: skip
+    """What follows the product of a tile, for the `count` pairs from place `first` on."""
+    out_ptr, bias_ptr, routed_ptr, delta_ptr, alpha, limit, up_offset = finish
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
+    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, ACC))
+    HALVES: gl.constexpr = 2 if ACTIVATE else 1
+    WIDTH: gl.constexpr = TILE // HALVES
+    row = tile * WIDTH + column % WIDTH + column // WIDTH * (OUT // 2)
+    if HAS_BIAS:
+        acc += gl.load(bias_ptr + expert.to(gl.int64) * OUT + row).to(gl.float32)[None, :]
+    pair = gl.load(order_ptr + first + gl.where(r < count, r, 0))
+    if ACTIVATE:
+        value = acc.to(dtype)
+        if HAS_DELTA:
+            at = delta_ptr + (pair.to(gl.int64) * OUT)[:, None] + row[None, :]
+            delta = gl.load(at, mask=(r < count)[:, None], other=0.0)
+            value = (value.to(gl.float32) + delta.to(gl.float32)).to(dtype)
+        gate, up = gl.split(value.to(gl.float32).reshape([ROWS, 2, WIDTH]).permute([0, 2, 1]))
+        if HAS_LIMIT:  # comparisons keep a NaN, minimum and maximum may not
+            gate = gl.where(gate > limit, limit, gate)
+            up = gl.where(up > limit, limit, gl.where(up < -limit, -limit, up))
+        y = (gate / (1.0 + gl.exp(-alpha * gate)) * (up + up_offset)).to(dtype)
+    else:
+        if HAS_ROUTED:
+            acc *= gl.load(routed_ptr + pair)[:, None]
+        y = acc.to(dtype)
+    # rows are stored by neighbouring lanes, 16 bytes each
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
+    y = gl.convert_layout(y, WIDE)
+    w = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
+    stored = gl.load(order_ptr + first + gl.where(w < count, w, 0))
+    to = tile * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, WIDE))
+    at = out_ptr + (stored.to(gl.int64) * (OUT // HALVES))[:, None] + to[None, :]
+    gl.store(at, y, mask=(w < count)[:, None])
+
+
+@gluon.jit
+def _multiply(
+    part: gl.constexpr, ring, items, finish, x_scale_ptr, scale_ptr,
+    IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr,
+    HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
+    RANGES: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup that multiplies: its ROWS of each item's pairs."""
+    x_ring, weight_ring, full, empty = ring
+    order_ptr, blocks_ptr, num_items = items
+    STAGES: gl.constexpr = full.shape[0]
+    GROUPS: gl.constexpr = x_ring.shape[0] // STAGES
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 32]
+    )
+    STEPS: gl.constexpr = IN // STEP
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
+    is_gate = (gl.arange(0, TILE, layout=gl.SliceLayout(0, ACC)) < TILE // 2)[None, :]
+    turn = 0
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        first, count, expert, begin, end = _item(blocks_ptr, item, RANGES, OUT // TILE)
+        first += part * ROWS
+        own = count - part * ROWS
+        if own > 0:
+            pair = gl.load(order_ptr + first + gl.where(r < own, r, 0))
+            x_scale_at = x_scale_ptr + (pair // X_DIV).to(gl.int64) * STEPS
+            for tile in range(begin, end):
+                # gate's scales, or the only ones, and up's
+                scale_row = tile // 2 if ACTIVATE else tile
+                scale_at = scale_ptr + (expert.to(gl.int64) * (OUT // TILE) + scale_row) * STEPS
+                up_scale_at = scale_at + OUT // 2 // TILE * STEPS
+                acc = gl.zeros([ROWS, TILE], gl.float32, layout=ACC)
+                x_scale = gl.load(x_scale_at)
+                scale = gl.load(scale_at)
+                up_scale = scale
+                if ACTIVATE:
+                    up_scale = gl.load(up_scale_at)
+                for step in range(STEPS):
+                    slot = turn % STAGES
+                    mbarrier.wait(full.index(slot), turn // STAGES % 2)
+                    fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
+                    w = weight_ring.index(slot).reshape([TILE, STEP]).permute((1, 0))
+                    started = warpgroup_mma(
+                        x_ring.index(slot * GROUPS + part), w,
+                        gl.zeros([ROWS, TILE], gl.float32, layout=ACC), use_acc=False, is_async=True,
+                    )  # fmt: skip
+                    # the next step's scales come meanwhile
+                    after = gl.minimum(step + 1, STEPS - 1)
+                    next_x_scale = gl.load(x_scale_at + after)
+                    next_scale = gl.load(scale_at + after)
+                    next_up_scale = next_scale
+                    if ACTIVATE:
+                        next_up_scale = gl.load(up_scale_at + after)
+                    # this one's pass here too: they are not waited for before the MMAs start
+                    done, x_scale = warpgroup_mma_wait(0, (started, x_scale))
+                    mbarrier.arrive(empty.index(slot), count=1)
+                    factor = x_scale[:, None] * scale
+                    if ACTIVATE:
+                        factor = gl.where(is_gate, factor, x_scale[:, None] * up_scale)
+                    acc += done * factor
+                    x_scale, scale, up_scale = next_x_scale, next_scale, next_up_scale
+                    turn += 1
+                _store(
+                    acc, finish, order_ptr, first, own, expert, tile, OUT, ACTIVATE, HAS_LIMIT, HAS_BIAS,
+                    HAS_ROUTED, HAS_DELTA, ACC,
+                )  # fmt: skip
+        elif count > 0:
+            # the others' steps pass by: a slot is empty when every warpgroup has said so
+            for _ in range((end - begin) * STEPS):
+                slot = turn % STAGES
+                mbarrier.wait(full.index(slot), turn // STAGES % 2)
+                mbarrier.arrive(empty.index(slot), count=1)
+                turn += 1
+
+
+@gluon.jit(do_not_specialize=["num_items"], do_not_specialize_on_alignment=["num_items"])
+def _fp8_specialized_kernel(
+    weight_desc, out_ptr, x_ptr, x_scale_ptr, scale_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr,
+    blocks_ptr, num_items, alpha, limit, up_offset,
+    IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr,
+    HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
+    RANGES: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """The launch's own warpgroup loads, GROUPS others multiply."""
+    if PDL:
+        wait_for_grid()
+        launch_next_grid()
+    RING: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    E4M3: gl.constexpr = x_ptr.dtype.element_ty
+    x_ring = gl.allocate_shared_memory(E4M3, [STAGES * GROUPS, ROWS, STEP], RING)
+    weight_ring = gl.allocate_shared_memory(E4M3, [STAGES] + weight_desc.block_shape, weight_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        # the copy engine's bytes, and each loading thread's copies
+        mbarrier.init(full.index(slot), count=1 + 128)
+        mbarrier.init(empty.index(slot), count=GROUPS)
+    ring = (x_ring, weight_ring, full, empty)
+    items = (order_ptr, blocks_ptr, num_items)
+    finish = (out_ptr, bias_ptr, routed_ptr, delta_ptr, alpha, limit, up_offset)
+    # Registers of a multiprocessor: 512 threads have 128 each, 384 have 168; the loading warps keep 56 or 72.
+    if GROUPS == 3:
+        gl.warp_specialize(
+            [
+                (_load, (ring, items, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES)),
+                (
+                    _multiply,
+                    (
+                        0,
+                        ring,
+                        items,
+                        finish,
+                        x_scale_ptr,
+                        scale_ptr,
+                        IN,
+                        OUT,
+                        X_DIV,
+                        ACTIVATE,
+                        HAS_LIMIT,
+                        HAS_BIAS,
+                        HAS_ROUTED,
+                        HAS_DELTA,
+                        RANGES,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        1,
+                        ring,
+                        items,
+                        finish,
+                        x_scale_ptr,
+                        scale_ptr,
+                        IN,
+                        OUT,
+                        X_DIV,
+                        ACTIVATE,
+                        HAS_LIMIT,
+                        HAS_BIAS,
+                        HAS_ROUTED,
+                        HAS_DELTA,
+                        RANGES,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        2,
+                        ring,
+                        items,
+                        finish,
+                        x_scale_ptr,
+                        scale_ptr,
+                        IN,
+                        OUT,
+                        X_DIV,
+                        ACTIVATE,
+                        HAS_LIMIT,
+                        HAS_BIAS,
+                        HAS_ROUTED,
+                        HAS_DELTA,
+                        RANGES,
+                    ),
+                ),
+            ],
+            [4, 4, 4],
+            [152, 152, 152],
+        )
+    else:
+        gl.static_assert(GROUPS == 2)
+        gl.warp_specialize(
+            [
+                (_load, (ring, items, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES)),
+                (
+                    _multiply,
+                    (
+                        0,
+                        ring,
+                        items,
+                        finish,
+                        x_scale_ptr,
+                        scale_ptr,
+                        IN,
+                        OUT,
+                        X_DIV,
+                        ACTIVATE,
+                        HAS_LIMIT,
+                        HAS_BIAS,
+                        HAS_ROUTED,
+                        HAS_DELTA,
+                        RANGES,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        1,
+                        ring,
+                        items,
+                        finish,
+                        x_scale_ptr,
+                        scale_ptr,
+                        IN,
+                        OUT,
+                        X_DIV,
+                        ACTIVATE,
+                        HAS_LIMIT,
+                        HAS_BIAS,
+                        HAS_ROUTED,
+                        HAS_DELTA,
+                        RANGES,
+                    ),
+                ),
+            ],
+            [4, 4],
+            [216, 216],
+        )
+
+
+def launch_specialized(
+    x: QuantizedRows,
+    weight: Fp8Weight,
+    blocks: ExpertBlocks,
+    out: torch.Tensor,
+    tiles: ExpertTiles,
+    bias: torch.Tensor | None,
+    topk_weights: torch.Tensor | None,
+    activation: GatedActivation | None,
+    delta: torch.Tensor | None,
+) -> torch.Tensor:
+    """See `fp8_gemm`, which has checked what it is given."""
+    constants = activation or GatedActivation()
+    limit, unused = constants.limit, x.scales
+    num_experts, out_features, in_features = weight.shape
+    num_tiles, num_steps = out_features // TILE.value, in_features // STEP.value
+    ranges = triton.cdiv(num_tiles, max(1, _STEPS // num_steps))
+    groups = tiles.block_rows // ROWS.value
+    # a tile's rows of gate and of up in one box
+    halves = 2 if activation else 1
+    rows = weight.values.view(num_experts * halves, out_features // halves, in_features)
+    box = [halves, TILE.value // halves, STEP.value]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=3)
+    num_items = blocks.capacity * ranges
+    num_processors = torch.cuda.get_device_properties(out.device).multi_processor_count
+    _fp8_specialized_kernel[(min(num_items, num_processors),)](
+        TensorDescriptor.from_tensor(rows, box, layout), out, x.values, x.scales, weight.scales,
+        unused if bias is None else bias, unused if topk_weights is None else topk_weights,
+        unused if delta is None else delta, blocks.order, blocks.blocks, num_items,
+        constants.alpha, 0.0 if limit is None else limit, constants.up_offset,
+        IN=in_features, OUT=out_features, X_DIV=blocks.top_k if x.values.dim() == 2 else 1,
+        ACTIVATE=activation is not None, HAS_LIMIT=limit is not None, HAS_BIAS=bias is not None,
+        HAS_ROUTED=topk_weights is not None, HAS_DELTA=delta is not None, RANGES=ranges, GROUPS=groups,
+        STAGES=tiles.stages, PDL=True, num_warps=4, maxnreg=_THREAD_REGISTERS[groups], launch_pdl=True,
+    )  # fmt: skip
+    return out
