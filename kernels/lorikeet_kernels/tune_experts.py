@@ -66,7 +66,7 @@ def candidates(pairs_per_expert: float, columns: int) -> list[ExpertTiles]:
         ):  # fmt: skip
             tried.append(ExpertTiles("prefill", rows, block_n, GROUP, min(stages, steps), warps))
     if pairs_per_expert > _FEW:
-        for rows, stages in ((192, 4), (192, 5), (128, 6), (128, 4)):
+        for rows, stages in ((192, 4), (192, 5), (128, 6)):
             tried.append(ExpertTiles("specialized", rows, GROUP, GROUP, stages, rows // 16 + 4))
     return list(dict.fromkeys(tried))
 
