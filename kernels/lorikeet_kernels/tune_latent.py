@@ -1,7 +1,7 @@
-"""`python -m lorikeet_kernels.tune_latent`: tiles of latent attention's decodes, all checked against float64.
+"""`python -m lorikeet_kernels.tune_latent`: tiles of latent attention, all checked against float64.
 
-Prints for each kernel what it takes with each number of splits, and last the fastest of every case, for the
-rule in tiling/latent_tiles.py.
+Prints for each kernel what it takes with each number of splits, a chunk's with one, and last the fastest of
+every case, for the rules in tiling/latent_tiles.py.
 """
 
 import argparse
@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from lorikeet_kernels.attention.latent_attention import NEVER_FRESH
 from lorikeet_kernels.attention.latent_decode import latent_decode
+from lorikeet_kernels.attention.latent_prefill import latent_prefill
 from lorikeet_kernels.benchmarking.bench_problem import COLD_BYTES
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
 from lorikeet_kernels.benchmarking.latent_points import LATENT, ROPE
@@ -31,7 +33,9 @@ from lorikeet_kernels.tiling.latent_tiles import (
     FEW_ROWS,
     MAX_SPLITS,
     LatentDecodeTiles,
+    LatentPrefillTiles,
     select_latent_decode,
+    select_latent_prefill,
 )
 
 FLOOR_BYTES_PER_US = 4.3e6
@@ -41,31 +45,30 @@ MULTIPROCESSORS = 132
 MOST_PROGRAMS = 4  # tried on a multiprocessor
 MIN_TOKENS = 64  # a split
 
-# (rows, block_n, warps, stages) that ptxas compiles for sm_90 without spills, of at most 227 KB. Up to four
-# stages keep one step of latents of 16 or 32 rows, five and six two, seven three; of 64 rows four keep two.
+# (rows, block_n, warps, stages, key stages: none of Triton's pipeline) that ptxas compiles for sm_90 without
+# spills, of at most 227 KB. Those of Triton's pipeline are the fastest of 18 that were measured on an H200.
 KERNELS_OF_FEW_ROWS = (
-    (16, 32, 4, 5), (16, 32, 8, 5), (16, 32, 4, 4), (16, 32, 4, 7), (16, 32, 8, 7), (16, 16, 4, 5),
-    (16, 16, 4, 7), (16, 16, 4, 9), (16, 64, 4, 4), (16, 64, 8, 4),
+    (16, 64, 4, 3, 1), (16, 64, 4, 2, 2), (16, 64, 4, 2, 1), (16, 32, 4, 5, 0), (16, 64, 4, 4, 0),
 )  # fmt: skip
-KERNELS_OF_MANY_ROWS = (
-    (64, 32, 8, 5), (64, 32, 8, 4), (64, 32, 8, 7), (64, 16, 8, 7), (64, 64, 8, 3), (32, 32, 4, 5),
-    (32, 32, 8, 5), (32, 64, 8, 4),
-)  # fmt: skip
+KERNELS_OF_MANY_ROWS = ((64, 64, 8, 2, 1), (32, 64, 4, 2, 2), (64, 64, 8, 3, 0), (64, 32, 8, 5, 0))
+PREFILL_KERNELS = ((64, 64, 8, 2, 1), (32, 64, 4, 2, 2), (64, 64, 8, 3, 0), (64, 32, 8, 5, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class LatentCase:
-    """`requests` of `tokens` latents each, for one query of `heads` heads."""
+    """`requests` of `tokens` latents each, for `queries` of `heads` heads, those of the last tokens."""
 
     requests: int
     tokens: int
     heads: int
+    queries: int = 1
 
     @property
     def floor_us(self) -> float:
         """The latents', queries' and sums' bytes, or the products where those take longer."""
-        values = self.tokens * (LATENT + ROPE) + self.heads * (2 * LATENT + ROPE)
-        flop = 2.0 * self.heads * (2 * LATENT + ROPE) * self.requests * self.tokens
+        values = self.tokens * (LATENT + ROPE) + self.queries * self.heads * (2 * LATENT + ROPE)
+        pairs = self.requests * self.queries * (self.tokens - (self.queries - 1) / 2)
+        flop = 2.0 * self.heads * (2 * LATENT + ROPE) * pairs
         return max(2.0 * self.requests * values / FLOOR_BYTES_PER_US, flop / FLOOR_FLOP_PER_US)
 
 
@@ -74,39 +77,56 @@ CASES = {
     "8x32k 16 heads": LatentCase(8, 32768, 16),
     "1x4k 16 heads": LatentCase(1, 4096, 16),
     "32x4k 128 heads": LatentCase(32, 4096, 128),
+    "chunk 2k of 8k 16 heads": LatentCase(1, 8192, 16, 2048),
 }
 
+Tiles = LatentDecodeTiles | LatentPrefillTiles
 
-def candidates(case: LatentCase) -> list[LatentDecodeTiles]:
-    """The rule's tiles first; then each kernel with one to MOST_PROGRAMS programs a multiprocessor."""
+
+def candidates(case: LatentCase) -> list[Tiles]:
+    """The rule's tiles first; then each kernel, a decode's with one to MOST_PROGRAMS a multiprocessor."""
+    if case.queries > 1:
+        tiles: list[Tiles] = [select_latent_prefill(case.heads, 2)]
+        tiles += [
+            LatentPrefillTiles(rows, block_n, num_warps, num_stages, num_key_stages=key_stages)
+            for rows, block_n, num_warps, num_stages, key_stages in PREFILL_KERNELS
+        ]
+        return list(dict.fromkeys(tiles))
     own = select_latent_decode(case.requests, case.heads, case.tokens, 2)
     tiles = [own]
-    for rows, block_n, num_warps, num_stages in (
+    for rows, block_n, num_warps, num_stages, key_stages in (
         KERNELS_OF_FEW_ROWS if case.heads <= FEW_ROWS else KERNELS_OF_MANY_ROWS
     ):
         programs = case.requests * -(-case.heads // rows)
         for room in range(MULTIPROCESSORS, MOST_PROGRAMS * MULTIPROCESSORS + 1, MULTIPROCESSORS):
             splits = max(1, min(room // programs, case.tokens // MIN_TOKENS, MAX_SPLITS))
-            tiles.append(LatentDecodeTiles(rows, block_n, splits, num_warps, num_stages))
-        tiles.append(LatentDecodeTiles(rows, block_n, own.splits, num_warps, num_stages))
+            tiles.append(LatentDecodeTiles(rows, block_n, splits, num_warps, num_stages, key_stages))
+        tiles.append(LatentDecodeTiles(rows, block_n, own.splits, num_warps, num_stages, key_stages))
     return list(dict.fromkeys(tiles))
 
 
-def tune(
-    case: LatentCase, launches: Mapping[LatentDecodeTiles, Sequence[Callable[[], None]]]
-) -> dict[LatentDecodeTiles, float]:
+def splits_of(tiles: Tiles) -> int:
+    """Programs along the sequence."""
+    return tiles.splits if isinstance(tiles, LatentDecodeTiles) else 1
+
+
+def tune(case: LatentCase, launches: Mapping[Tiles, Sequence[Callable[[], None]]]) -> dict[Tiles, float]:
     """Microseconds of each way, printed a kernel a line, the fastest kernel first."""
     ways = {json.dumps(asdict(tiles)): calls for tiles, calls in launches.items()}
     by_name = time_interleaved(ways, rounds=5, sample_s=6e-4)
     times = {tiles: by_name[json.dumps(asdict(tiles))] for tiles in launches}
-    kernels: dict[LatentDecodeTiles, dict[int, float]] = {}
+    kernels: dict[Tiles, dict[int, float]] = {}
     for tiles, us in times.items():
-        kernels.setdefault(replace(tiles, splits=0), {})[tiles.splits] = us
+        kernel = replace(tiles, splits=0) if isinstance(tiles, LatentDecodeTiles) else tiles
+        kernels.setdefault(kernel, {})[splits_of(tiles)] = us
     for kernel in sorted(kernels, key=lambda kernel: min(kernels[kernel].values())):
         by_splits = "  ".join(f"{splits}: {us:.1f}" for splits, us in sorted(kernels[kernel].items()))
         best = case.floor_us / min(kernels[kernel].values())
+        stages = f"ring {kernel.num_stages} keys {kernel.num_key_stages}"
+        if not kernel.is_ring:
+            stages = f"stages {kernel.num_stages}"
         sys.stdout.write(
-            f"  rows {kernel.rows} n {kernel.block_n} warps {kernel.num_warps} stages {kernel.num_stages}"
+            f"  rows {kernel.rows} n {kernel.block_n} warps {kernel.num_warps} {stages}"
             f"  {best:4.0%} of the floor | splits {by_splits}\n"
         )
     return times
@@ -114,28 +134,32 @@ def tune(
 
 def _problem(case: LatentCase, seed: int = 0) -> LatentProblem:
     return make_latent_problem(
-        [(case.tokens - 1, 1)] * case.requests,
+        [(case.tokens - case.queries, case.queries)] * case.requests,
         heads=case.heads, latent_dim=LATENT, rope_dim=ROPE, dtype=torch.bfloat16, device="cuda", seed=seed,
     )  # fmt: skip
 
 
-def _launch(problem: LatentProblem, out: torch.Tensor, tiles: LatentDecodeTiles) -> None:
+def _launch(problem: LatentProblem, out: torch.Tensor, tiles: Tiles) -> None:
     metadata = problem.metadata
-    latent_decode(
+    where = (
         problem.q, problem.cache, metadata.query_starts, metadata.sequence_lens, metadata.block_tables,
-        problem.scale, out, tiles,
+        problem.scale, out,
     )  # fmt: skip
+    if isinstance(tiles, LatentDecodeTiles):
+        latent_decode(*where, tiles)
+    else:
+        latent_prefill(*where, tiles, most_fresh=NEVER_FRESH)
 
 
 def _search(name: str, case: LatentCase) -> dict[str, Any]:
     """Check and time all candidates of a case; the entry of the fastest."""
-    own = select_latent_decode(case.requests, case.heads, case.tokens, 2)
+    own = candidates(case)[0]
     num_sets = max(2, -(-COLD_BYTES // (2 * case.requests * case.tokens * (LATENT + ROPE))))
     problems = [_problem(case, seed) for seed in range(num_sets)]
     outs = [problem.empty_out() for problem in problems]
     exact = exact_latent_attention(problems[0])
-    launches: dict[LatentDecodeTiles, Sequence[Callable[[], None]]] = {}
-    errors: dict[LatentDecodeTiles, float] = {}
+    launches: dict[Tiles, Sequence[Callable[[], None]]] = {}
+    errors: dict[Tiles, float] = {}
     sys.stdout.write(f"{name}, floor {case.floor_us:.1f} us\n")
     for tiles in candidates(case):
         outs[0].fill_(float("nan"))
@@ -152,7 +176,7 @@ def _search(name: str, case: LatentCase) -> dict[str, Any]:
     best = min(times, key=lambda tiles: times[tiles])
     rule_us = f"{times[own]:.2f} us" if own in times else "wrong"
     sys.stdout.write(
-        f"  rule {own.splits} splits {rule_us}, fastest {best.splits} splits {times[best]:.2f} us\n"
+        f"  rule {splits_of(own)} splits {rule_us}, fastest {splits_of(best)} splits {times[best]:.2f} us\n"
     )
     sys.stdout.flush()
     return {
@@ -170,10 +194,12 @@ def _compile(names: Sequence[str]) -> None:
 
     def ask() -> None:
         for name in names:
-            problem = _problem(replace(CASES[name], requests=1, tokens=MIN_TOKENS))
+            case = CASES[name]
+            queries = min(2, case.queries)
+            problem = _problem(replace(case, requests=1, tokens=MIN_TOKENS, queries=queries))
             out = problem.empty_out()
-            for tiles in candidates(CASES[name]):
-                _launch(problem, out, replace(tiles, splits=min(2, tiles.splits)))
+            for tiles in candidates(case):
+                _launch(problem, out, tiles)
 
     begin = time.monotonic()
     count = compile_ahead(ask, os.cpu_count() or 1)

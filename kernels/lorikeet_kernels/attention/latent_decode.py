@@ -3,7 +3,8 @@
 One program: a request, a tile of its heads, one of `splits` parts of its latents. Each leaves (sum of p v,
 largest score, sum of p), and a second launch merges them in order; with one split the program writes the
 result. Parts follow the sequence's length, which is read on the device; their number is an argument, so that
-one kernel serves every batch.
+one kernel serves every batch. Tiles say which of two kernels that is: the one here, over any latents, or that
+of `latent_ring_kernels`, over the caches that `can_ring` names.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -17,10 +18,12 @@ import torch
 import triton
 import triton.language as tl
 
+from lorikeet_kernels.attention.latent_ring_kernels import ring_decode
 from lorikeet_kernels.attention.latent_scan import BIG_NEGATIVE, LOG2E, load_queries, scan_latents
 from lorikeet_kernels.tiling.latent_tiles import LatentDecodeTiles
 
-MERGED_PARTS = 8  # at a time
+# Parts at a time and columns of a program that merges: few programs wait for many parts at once.
+FEW_PARTS, MANY_PARTS, COLUMNS_OF_MANY = 8, 64, 64
 
 
 @triton.jit(
@@ -74,7 +77,7 @@ def _decode_kernel(
 def _merge_kernel(
     out_ptr, parts_ptr, starts_ptr, splits,
     HEADS: tl.constexpr, LATENT: tl.constexpr, LATENT_P2: tl.constexpr, MERGED: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0)
     head = tl.program_id(1)
@@ -84,8 +87,8 @@ def _merge_kernel(
         tl.extra.cuda.gdc_wait()
     if not is_decode:
         return
-    d = tl.arange(0, LATENT_P2)
-    acc = tl.zeros([LATENT_P2], tl.float32)
+    d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    acc = tl.zeros([BLOCK_D], tl.float32)
     highest = BIG_NEGATIVE
     total = 0.0
     for first in range(0, splits, MERGED):
@@ -127,19 +130,28 @@ def latent_decode(
         size = num_requests * tiles.splits * heads * (latent_p2 + 2)
         parts = torch.empty(size, dtype=torch.float32, device=q.device)
     pdl = q.device.type == "cuda"
-    _decode_kernel[(num_requests * triton.cdiv(heads, tiles.rows), tiles.splits)](
-        out, parts, q, cache, query_starts, sequence_lens, block_tables,
-        q.stride(0), cache.stride(0), cache.stride(1), block_tables.stride(0), tiles.splits,
-        scale * LOG2E.value,
-        HEADS=heads, ROWS=tiles.rows, LATENT=latent_dim, LATENT_P2=latent_p2, ROPE=rope_dim,
-        ROPE_P2=max(16, triton.next_power_of_2(rope_dim)), BLOCK_TOKENS=block_tokens,
-        IS_SPLIT=tiles.splits > 1, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, PDL=pdl,
-        num_warps=tiles.num_warps,
-    )  # fmt: skip
+    scale_log2 = scale * LOG2E.value
+    if tiles.is_ring:
+        ring_decode(
+            q, cache, query_starts, sequence_lens, block_tables, scale_log2, out, parts,
+            rows=tiles.rows, splits=tiles.splits, num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages, num_key_stages=tiles.num_key_stages,
+        )  # fmt: skip
+    else:
+        _decode_kernel[(num_requests * triton.cdiv(heads, tiles.rows), tiles.splits)](
+            out, parts, q, cache, query_starts, sequence_lens, block_tables,
+            q.stride(0), cache.stride(0), cache.stride(1), block_tables.stride(0), tiles.splits, scale_log2,
+            HEADS=heads, ROWS=tiles.rows, LATENT=latent_dim, LATENT_P2=latent_p2, ROPE=rope_dim,
+            ROPE_P2=max(16, triton.next_power_of_2(rope_dim)), BLOCK_TOKENS=block_tokens,
+            IS_SPLIT=tiles.splits > 1, BLOCK_N=tiles.block_n, STAGES=tiles.num_stages, PDL=pdl,
+            num_warps=tiles.num_warps,
+        )  # fmt: skip
     if tiles.splits > 1:
         dependent = {"launch_pdl": True} if pdl else {}
-        _merge_kernel[(num_requests, heads)](
+        few = tiles.splits <= FEW_PARTS
+        block_d = latent_p2 if few else min(latent_p2, COLUMNS_OF_MANY)
+        _merge_kernel[(num_requests, heads, latent_p2 // block_d)](
             out, parts, query_starts, tiles.splits,
-            HEADS=heads, LATENT=latent_dim, LATENT_P2=latent_p2, MERGED=MERGED_PARTS, PDL=pdl, num_warps=2,
-            **dependent,
+            HEADS=heads, LATENT=latent_dim, LATENT_P2=latent_p2, MERGED=FEW_PARTS if few else MANY_PARTS,
+            BLOCK_D=block_d, PDL=pdl, num_warps=2 if few else 4, **dependent,
         )  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lorikeet_kernels.attention.latent_ring_kernels import ring_prefill
 from lorikeet_kernels.attention.latent_scan import LOG2E, load_queries, scan_latents
 from lorikeet_kernels.tiling.latent_tiles import LatentPrefillTiles
 
@@ -97,6 +98,13 @@ def latent_prefill(
     rope_dim = cache.shape[-1] - latent_dim
     heads_p2 = min(tiles.rows, triton.next_power_of_2(heads))
     block_q = tiles.rows // heads_p2
+    if tiles.is_ring:
+        ring_prefill(
+            q, cache, query_starts, sequence_lens, block_tables, scale * LOG2E.value, out,
+            heads_p2=heads_p2, block_q=block_q, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            num_key_stages=tiles.num_key_stages, most_fresh=most_fresh,
+        )  # fmt: skip
+        return
     _prefill_kernel[(triton.cdiv(heads, heads_p2), q.shape[0] // block_q + num_requests)](
         out, q, cache, query_starts, sequence_lens, block_tables, num_requests, most_fresh,
         q.stride(0), cache.stride(0), cache.stride(1), block_tables.stride(0), scale * LOG2E.value,

@@ -1,4 +1,4 @@
-"""Latent attention's Triton kernels under the interpreter, which needs processes of its own."""
+"""Latent attention's kernels under the interpreter, which needs processes of its own."""
 
 import os
 import subprocess
@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
-CASES = ("latent_attention", "latent_inputs", "prompt_attention")
+CASES = {
+    "interpreted_latent.py": ("latent_attention", "latent_inputs", "prompt_attention"),
+    "interpreted_latent_ring.py": ("small_pages", "large_pages", "padding"),
+}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_kernels_match_references_under_the_interpreter(case: str) -> None:
-    """See interpreted_latent.py for what a case covers."""
-    script = Path(__file__).with_name("interpreted_latent.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases])
+def test_kernels_match_references_under_the_interpreter(name: str, case: str) -> None:
+    """See the files for what a case covers."""
+    script = Path(__file__).with_name(name)
+    stand_ins = str(script.parent.parent / "lora")
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), stand_ins)))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, str(script), case], env=environment, capture_output=True, text=True, check=False
     )

@@ -12,7 +12,7 @@ from lorikeet_kernels.tiling.latent_tiles import (
     select_latent_decode,
     select_latent_prefill,
 )
-from lorikeet_kernels.tune_latent import CASES, MIN_TOKENS, LatentCase, candidates
+from lorikeet_kernels.tune_latent import CASES, MIN_TOKENS, LatentCase, candidates, splits_of
 
 SHARED_BYTES = 227 * 1024
 WIDTH = 576
@@ -54,14 +54,19 @@ def test_a_mixed_batch_splits_its_few_decodes() -> None:
 def test_a_search_begins_with_the_rule(case: LatentCase) -> None:
     """And tries no tiles twice, none that do not fit, no split without work."""
     tried = candidates(case)
-    assert tried[0] == select_latent_decode(case.requests, case.heads, case.tokens, 2)
+    if case.queries == 1:
+        assert tried[0] == select_latent_decode(case.requests, case.heads, case.tokens, 2)
+    else:
+        assert tried[0] == select_latent_prefill(case.heads, 2)
     assert len(set(tried)) == len(tried) <= 60
     for tiles in tried:
-        assert (tiles.rows + tiles.block_n) * WIDTH * 2 <= SHARED_BYTES
-        assert tiles.splits == 1 or tiles.splits * MIN_TOKENS <= case.tokens
+        steps = (tiles.num_stages * 512 + tiles.num_key_stages * 64) * 64 if tiles.is_ring else 64 * WIDTH
+        assert 2 * (tiles.rows * (WIDTH + 64) + steps) <= SHARED_BYTES
+        assert splits_of(tiles) == 1 or splits_of(tiles) * MIN_TOKENS <= case.tokens
 
 
 def test_floors_of_a_search() -> None:
     """Of few heads the latents' bytes, of many the products."""
     assert CASES["32x4k 16 heads"].floor_us == pytest.approx(35.4, abs=0.05)
     assert CASES["32x4k 128 heads"].floor_us == pytest.approx(46.2, abs=0.05)
+    assert CASES["chunk 2k of 8k 16 heads"].floor_us == pytest.approx(647, abs=0.5)
