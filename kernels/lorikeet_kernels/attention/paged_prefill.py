@@ -20,7 +20,7 @@ from lorikeet_kernels.attention.kv_scales import KvScales
 from lorikeet_kernels.attention.paged_decode import LOG2E, first_visible
 from lorikeet_kernels.tiling.attention_tiles import PrefillTiles
 
-BIG_NEGATIVE = tl.constexpr(-1.0e30)  # instead of -inf, whose difference with itself is NaN
+BIG_NEGATIVE = tl.constexpr(-1.0e30)  # before the first visible key; -inf minus itself would be NaN
 
 
 @triton.jit
@@ -65,7 +65,9 @@ def _attend(
                 visible = visible & (n[None, :] > position[:, None] - WINDOW)
             if CHUNK > 0:
                 visible = visible & (n[None, :] >= (position // CHUNK * CHUNK)[:, None])
-            score = tl.where(visible, score, BIG_NEGATIVE)
+            # -inf, since the product below is fused with the subtraction: where a row sees nothing of the
+            # tile, a finite stand-in would leave the product's rounding error, and 2 to its power be infinite
+            score = tl.where(visible, score, float("-inf"))
         highest = tl.maximum(largest, tl.max(score, axis=1) * scale_log2)
         p = tl.exp2(score * scale_log2 - highest[:, None])
         shrink = tl.exp2(largest - highest)

@@ -9,6 +9,7 @@ from lorikeet_kernels.attention.attention_inputs import attention_inputs, attent
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.kv_scales import FP8, KvScales
 from lorikeet_kernels.attention.paged_attention import paged_attention
+from lorikeet_kernels.attention.paged_decode import LOG2E
 from lorikeet_kernels.benchmarking.paged_problem import make_paged_caches
 from lorikeet_kernels.dense.gated_activation import (
     GatedActivation,
@@ -117,6 +118,28 @@ def test_chunks(shares: tuple[tuple[int, int], ...], dim: int, heads: int, kv_he
     out = torch.full_like(q, float("nan"))
     paged_attention(q, keys, values, metadata, dim**-0.5, out, chunk=chunk)
     assert relative_error(out, exact(q, keys, values, metadata, None, None, chunk)) < TOLERANCE
+
+
+@pytest.mark.parametrize(("window", "chunk"), [(70, None), (None, 32), (40, 100)])
+def test_tiles_that_a_row_does_not_see(window: int | None, chunk: int | None) -> None:
+    """Rows that see nothing of a tile of keys add nothing of it, whatever the scale.
+
+    A finite number in the place of minus infinity, times a scale, is rounded, up or down as the scale has
+    it: with what is left a fused multiply-add makes infinite weights, or none.
+    """
+    keys, values, metadata = paged_case(MIXED, 2, 64, 16, BF16)
+    q = torch.randn(int(metadata.query_starts[-1]), 4, 64, device=GPU).to(BF16)
+    scales = [0.05 + 0.01 * step for step in range(16)]
+    hidden = torch.tensor(-1e30).double()
+    products = torch.tensor([scale * LOG2E.value for scale in scales]).double() * hidden
+    residues = products - products.float().double()
+    assert (residues > 0).any()
+    assert (residues < 0).any()
+    for scale in scales:
+        out = torch.full_like(q, float("nan"))
+        paged_attention(q, keys, values, metadata, scale, out, window=window, chunk=chunk)
+        expected = exact(q.double() * (scale * 8), keys, values, metadata, window, None, chunk)
+        assert relative_error(out, expected) < TOLERANCE, scale
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
