@@ -20,11 +20,11 @@ from lorikeet_kernels.tiling import (
     is_segmented,
     is_ungrouped,
     select_block_m,
-    select_delta_segment,
     select_expand,
     select_pair,
     select_segment,
     select_shrink,
+    select_wide_segment,
 )
 
 
@@ -109,7 +109,7 @@ def warm_up_linear(
         if is_alone(num_tokens, num_slots):
             choice: object = ("pair", select_pair(shape, name))
         elif is_segmented(num_tokens, block_capacity(num_tokens, 1, num_slots, block_m), rank):
-            choice = (select_segment(shape, name), select_delta_segment(shape, name), block_m)
+            choice = (select_segment(shape, name), select_wide_segment(shape, name), block_m)
         else:
             choice = (select_shrink(shape, block_m, name), select_expand(shape, block_m, name), block_m)
         beside = num_tokens in beside_tokens

@@ -29,11 +29,11 @@ from lorikeet_kernels.tiling import (
     OpShape,
     RegisterTiles,
     is_segmented,
-    select_delta_segment,
     select_expand,
     select_pair,
     select_segment,
     select_shrink,
+    select_wide_segment,
 )
 
 
@@ -155,12 +155,13 @@ def lora_linear(
         return
     if is_segmented(x.shape[0], segments.blocks.capacity, tables.max_rank):
         segment_tiles = select_segment(shape, device)
-        if accumulate and out.element_size() == 2 and isinstance(segment_tiles, RegisterTiles):
+        if x.element_size() == 2 and isinstance(segment_tiles, RegisterTiles):
             register_segments(
-                out, x, segments.blocks, tables, sites, lanes, segment_tiles, segments.workspace
-            )
+                out, x, segments.blocks, tables, sites, lanes, segment_tiles, segments.workspace,
+                accumulate=accumulate,
+            )  # fmt: skip
             return
-        tiles = select_delta_segment(shape, device)
+        tiles = select_wide_segment(shape, device)
         segment_lora(
             out, x, segments.blocks, tables, sites, lanes, tiles, segments.workspace, accumulate=accumulate
         )

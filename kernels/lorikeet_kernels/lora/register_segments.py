@@ -16,7 +16,8 @@ Predicted for 32 tokens over 8 slots of rank 16, us (floor, `segment_lora`, meas
 Llama-3.3-70B qkv 4.3 (2.5, 6.8, 5.3), o 3.0 (1.3, 5.1, 3.4).
 
 Words of parts, phases and the wait are segment_lora's. A shrink program keeps the phase in one word of its
-own, since all its words flip together. 16-bit dtypes only.
+own, since all its words flip together. 16-bit dtypes only. As there, the delta can be stored alone, in
+float32: the products are the same ones, so that whoever adds it and rounds gets the bits of the sum in place.
 """
 
 # A Gluon kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -143,13 +144,41 @@ def _find_lane(tile, LANES: gl.constexpr, NUM_LANES: gl.constexpr):
 
 
 @gluon.jit
+def _store_no_delta(
+    out_ptr, pairs_ptr, order_ptr, starts_ptr, block, at, column, width, left, rank,
+    N: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """NO_DELTA where no weights give one: rows of a slot without any at the site, and the base's tokens.
+
+    Those are in no block: they come first in `order`, and each block takes a share.
+    """
+    TILE: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
+    m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, TILE))
+    n = at + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, TILE))
+    inside = (n < width)[None, :]
+    # by its bits: a constant equal to zero is taken for 0
+    bits = gl.full([BLOCK_M, BLOCK_N], -2147483648, gl.int32, layout=TILE)
+    nothing = bits.to(gl.float32, bitcast=True)
+    place = block * BLOCK_M + m
+    is_base = place < gl.load(starts_ptr + 1)
+    token = gl.load(order_ptr + place, mask=is_base, other=0)
+    out_place = out_ptr + token.to(gl.int64)[:, None] * N + column + n[None, :]
+    gl.store(out_place, nothing, mask=is_base[:, None] & inside)
+    if rank == 0:
+        token = gl.load(pairs_ptr + place, mask=m < left, other=0)
+        out_place = out_ptr + token.to(gl.int64)[:, None] * N + column + n[None, :]
+        gl.store(out_place, nothing, mask=(m < left)[:, None] & inside)
+
+
+@gluon.jit
 def _expand_tile(
     out_ptr, arena_ptr, pairs_ptr, partial_ptr, seen_place, block, at, index, half, column, row, width, left,
     offset, rank, num_a,
-    N: gl.constexpr, NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr,
-    SPLITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, RANK_P2: gl.constexpr,
-    SPIN_LIMIT: gl.constexpr, WARPS: gl.constexpr, HELD: gl.constexpr, PDL: gl.constexpr,
-    VECTOR: gl.constexpr, WAITING_SUM: gl.constexpr, OPERANDS: gl.constexpr,
+    ACCUMULATE: gl.constexpr, N: gl.constexpr, NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr,
+    CHUNKS: gl.constexpr, SPLITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    RANK_P2: gl.constexpr, SPIN_LIMIT: gl.constexpr, WARPS: gl.constexpr, HELD: gl.constexpr,
+    PDL: gl.constexpr, ON_GPU: gl.constexpr, VECTOR: gl.constexpr, WAITING_SUM: gl.constexpr,
+    OPERANDS: gl.constexpr,
 ):  # fmt: skip
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[1, WARPS], instr_shape=[16, 8]
@@ -172,12 +201,13 @@ def _expand_tile(
     if PDL:
         wait_for_grid()
     expected = (gl.load(seen_place) & 1) ^ 1
-    before = gl.load(out_place, mask=mask, other=0.0)
+    if ACCUMULATE:
+        before = gl.load(out_place, mask=mask, other=0.0)
     H_ROWS: gl.constexpr = CHUNKS * ROWS
     STRIDE: gl.constexpr = NUM_LAUNCH_SITES * BLOCK_M * H_ROWS
     part_ptr = partial_ptr + block.to(gl.int64) * (SPLITS * STRIDE) + index * (BLOCK_M * H_ROWS)
     part_ptr += gl.where(num_a == 2, half * rank, 0)
-    if PDL:
+    if ON_GPU:
         h = wait_for_parts(
             part_ptr, expected, left, rank, H_ROWS, BLOCK_M, RANK_P2, HELD, VECTOR, WAITING_SUM, OPERANDS
         )
@@ -186,24 +216,27 @@ def _expand_tile(
             part_ptr, expected, left, rank, H_ROWS, STRIDE, SPLITS, BLOCK_M, RANK_P2, SPIN_LIMIT, HELD
         )
     h = gl.convert_layout(h, H)
-    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    dtype: gl.constexpr = arena_ptr.dtype.element_ty
     high = h.to(dtype)
     y = mma_v2(high, b, gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout=ACC))
     y = mma_v2((h - high.to(gl.float32)).to(dtype), b, y)
-    gl.store(out_place, (before.to(gl.float32) + y).to(dtype), mask=mask)
+    if ACCUMULATE:
+        y = (before.to(gl.float32) + y).to(dtype)
+    gl.store(out_place, y, mask=mask)
     gl.store(seen_place, expected)
 
 
 @gluon.jit(do_not_specialize=["capacity", "site0", "site1", "site2", "num_sites"])
 def _register_segments_kernel(
     out_ptr, x_ptr, arena_ptr, a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, pairs_ptr, blocks_ptr,
-    num_blocks_ptr, partial_ptr, turn_ptr, seen_ptr, capacity, site0, site1, site2, num_sites,
+    num_blocks_ptr, order_ptr, starts_ptr, partial_ptr, turn_ptr, seen_ptr, capacity, site0, site1, site2,
+    num_sites, ACCUMULATE: gl.constexpr,
     K: gl.constexpr, N: gl.constexpr, SPANS: gl.constexpr, SLICE: gl.constexpr, LANES: gl.constexpr,
     NUM_LANES: gl.constexpr, TILES: gl.constexpr,
     NUM_LAUNCH_SITES: gl.constexpr, ROWS: gl.constexpr, CHUNKS: gl.constexpr, SPLITS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr,
     RANK_P2: gl.constexpr, SPIN_LIMIT: gl.constexpr, WARPS: gl.constexpr, VECTOR: gl.constexpr,
-    PDL: gl.constexpr, FETCH: gl.constexpr, WAITING_SUM: gl.constexpr,
+    PDL: gl.constexpr, ON_GPU: gl.constexpr, FETCH: gl.constexpr, WAITING_SUM: gl.constexpr,
     OPERANDS: gl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -245,12 +278,17 @@ def _register_segments_kernel(
         offset, rank, num_a = _find_site(
             b_offset_ptr, rank_ptr, num_a_ptr, slot, index, site0, site1, site2, num_sites
         )
+        if not ACCUMULATE:
+            _store_no_delta(
+                out_ptr, pairs_ptr, order_ptr, starts_ptr, block, (tile - first) * BLOCK_N, column, width,
+                left, rank, N, BLOCK_M, BLOCK_N, WARPS,
+            )  # fmt: skip
         if rank > 0:
             _expand_tile(
                 out_ptr, arena_ptr, pairs_ptr, partial_ptr, seen_ptr + block * TILES + tile, block,
                 (tile - first) * BLOCK_N, index, half, column, row, width, left, offset, rank, num_a,
-                N, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_N, RANK_P2, SPIN_LIMIT, WARPS,
-                HELD, PDL, VECTOR, WAITING_SUM, OPERANDS,
+                ACCUMULATE, N, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_M, BLOCK_N, RANK_P2, SPIN_LIMIT,
+                WARPS, HELD, PDL, ON_GPU, VECTOR, WAITING_SUM, OPERANDS,
             )  # fmt: skip
 
 
@@ -269,18 +307,21 @@ def register_segments(
     lanes: tuple[PairLane, ...],
     tiles: RegisterTiles,
     workspace: LoraWorkspace,
+    *,
+    accumulate: bool = True,
 ) -> None:
     """Launch over the token blocks of one step; `out` [T, N] and `x` [T, K] have a row a token.
 
-    Weights, tables and `blocks` are read ahead of the kernel that this launch depends on: they must be older
-    than that one. `x` and `out` may be its results.
+    With `accumulate` weights, tables and `blocks` are read ahead of the kernel that this launch depends on:
+    they must be older than that one; `x` and `out` may be its results. Without, `out` is float32 and becomes
+    the delta alone, NO_DELTA where there is none.
     """
     if blocks.capacity > MAX_SEGMENT_BLOCKS:
         raise ValueError(
             f"{blocks.capacity} blocks in one launch: at most {MAX_SEGMENT_BLOCKS}, more want two launches"
         )
-    if out.element_size() != 2:
-        raise ValueError(f"out {out.dtype}: only 16-bit dtypes meet the tensor cores here")
+    if x.element_size() != 2:
+        raise ValueError(f"x {x.dtype}: only 16-bit dtypes meet the tensor cores here")
     num_sites = tables.rank.shape[1]
     in_features = x.shape[-1]
     num_columns = out.shape[-1]
@@ -298,17 +339,19 @@ def register_segments(
     turn = workspace.zeroed(("turn", *key), MAX_SEGMENT_BLOCKS * parts)
     seen = workspace.zeroed(("seen", *key), MAX_SEGMENT_BLOCKS * num_tiles)
     padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
-    pdl = out.device.type == "cuda"
+    on_gpu = out.device.type == "cuda"
+    pdl = accumulate and on_gpu
     _register_segments_kernel[(blocks.capacity * (parts + num_tiles),)](
         out, x, tables.arena, tables.a_offset, tables.b_offset, tables.rank, tables.num_a, blocks.pairs,
-        blocks.blocks, blocks.num_blocks, partial, turn, seen, blocks.capacity, *padded_sites, num_sites,
+        blocks.blocks, blocks.num_blocks, blocks.order, blocks.starts, partial, turn, seen, blocks.capacity,
+        *padded_sites, num_sites, ACCUMULATE=accumulate,
         K=in_features, N=num_columns, SPANS=spans,
         SLICE=8 * triton.cdiv(max(width for _, width in spans), 8 * splits), LANES=described,
         NUM_LANES=len(lanes), TILES=num_tiles, NUM_LAUNCH_SITES=len(sites), ROWS=rank_p2, CHUNKS=chunks,
         SPLITS=splits, BLOCK_M=blocks.block_m, BLOCK_K=tiles.block_k,
         GROUPS=max(warps, min(2 * warps, tiles.block_k // 64)), BLOCK_N=tiles.block_n, RANK_P2=rank_p2,
         SPIN_LIMIT=SPIN_LIMIT, WARPS=warps, VECTOR=vector, PDL=pdl,
-        FETCH=pdl and can_fetch(x) and can_fetch(out, lanes),
+        ON_GPU=on_gpu, FETCH=pdl and can_fetch(x) and can_fetch(out, lanes),
         WAITING_SUM=waiting_sum(splits, vector, words * 4),
         OPERANDS=",".join(["=f"] * vector + ["l"] * vector + ["r"] * 2 * vector),
         num_warps=warps, **({"launch_pdl": True} if pdl else {}),

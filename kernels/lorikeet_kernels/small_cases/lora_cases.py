@@ -75,7 +75,9 @@ def _dense(
                 )
             elif way == "register":
                 tiles = RegisterTiles(256, 64, 2)
-                register_segments(out, rows, blocks, adapters, SITES, lanes, tiles, workspace)
+                register_segments(
+                    out, rows, blocks, adapters, SITES, lanes, tiles, workspace, accumulate=accumulate
+                )
             else:
                 h = torch.full((2, num_tokens, 3, 1, adapters.max_rank), float("nan"), device=device)
                 shrink = ShrinkTiles(128, 2, joined=2)
@@ -232,6 +234,12 @@ CASES = (
     SmallCase("dense_segment", _SEGMENT, partial(_dense, "segment", 60, HIDDEN)),
     SmallCase("dense_segment_delta", _SEGMENT, partial(_dense, "segment", 60, HIDDEN, accumulate=False)),
     SmallCase("dense_register", _REGISTER, partial(_dense, "register", 60, HIDDEN), needs_gpu=True),
+    SmallCase(
+        "dense_register_delta",
+        _REGISTER,
+        partial(_dense, "register", 60, HIDDEN, accumulate=False),
+        needs_gpu=True,
+    ),
     # rows of a multiple of 16 bytes are fetched ahead
     SmallCase("dense_register_fetch", _REGISTER, partial(_dense, "register", 20, 1000), needs_gpu=True),
     SmallCase("dense_grouped", _GROUPED, partial(_dense, "grouped", 70, HIDDEN)),

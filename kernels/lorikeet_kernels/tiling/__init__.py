@@ -6,12 +6,12 @@ from lorikeet_kernels.tiling.select import (
     is_segmented,
     is_ungrouped,
     select_block_m,
-    select_delta_segment,
     select_expand,
     select_pair,
     select_segment,
     select_shrink,
     select_tiles,
+    select_wide_segment,
 )
 from lorikeet_kernels.tiling.tile_config import ExpandTiles, OpShape, PairTiles, RegisterTiles, ShrinkTiles
 
@@ -26,10 +26,10 @@ __all__ = [
     "is_segmented",
     "is_ungrouped",
     "select_block_m",
-    "select_delta_segment",
     "select_expand",
     "select_pair",
     "select_segment",
     "select_shrink",
     "select_tiles",
+    "select_wide_segment",
 ]

@@ -93,8 +93,8 @@ def select_segment(shape: OpShape, device: str) -> PairTiles | RegisterTiles:
 
 @MEASURED.decide
 @cache
-def select_delta_segment(shape: OpShape, device: str) -> PairTiles:
-    """The same for a delta stored alone, or dtypes wider than 16 bits: one of the two kernels can."""
+def select_wide_segment(shape: OpShape, device: str) -> PairTiles:
+    """The same for dtypes wider than 16 bits: one of the two kernels can."""
     tiles = select_segment(shape, device)
     return tiles if isinstance(tiles, PairTiles) else _segment_rule(shape)
 

@@ -26,7 +26,10 @@ def _compare(
     tiles: RegisterTiles,
     dtype: torch.dtype,
 ) -> None:
-    """Thirty launches back to back, a new batch each, in one workspace; then the last one again and again."""
+    """Thirty launches back to back, a new batch each, in one workspace; then the last one again and again.
+
+    Also as a delta stored alone, which another launch adds: the same bits.
+    """
     tables = make_tables([SiteShape(in_features, w) for w in widths], slots, dtype=dtype)
     a, b, rank, num_a = tables.a_offset, tables.b_offset, tables.rank, tables.num_a
     on_gpu = LoraTables(
@@ -58,6 +61,9 @@ def _compare(
         again = before.to(GPU)
         register_segments(again, x, blocks, on_gpu, sites, lanes, tiles, workspace)
         assert torch.equal(again, got)
+        delta = torch.full(before.shape, float("nan"), device=GPU)
+        register_segments(delta, x, blocks, on_gpu, sites, lanes, tiles, workspace, accumulate=False)
+        assert torch.equal((before.to(GPU).float() + delta).to(dtype), got)
 
 
 @pytest.mark.parametrize("in_features", [40, 61, 1000, 2880])

@@ -31,7 +31,7 @@ def check(
     slices: tuple[int, ...],
     slot_sites: list[list[SlotSite]],
 ) -> None:
-    """Three batches of changing sizes in one workspace, so that phases of either kind are met."""
+    """Three batches of changing sizes in one workspace, in place and stored alone: phases of both kinds."""
     tables = make_tables([SiteShape(in_features, w) for w in widths], slot_sites, dtype=torch.float16)
     sites, count = tuple(range(len(widths))), len(slot_sites)
     for tokens in (num_tokens, num_tokens - 9, num_tokens):
@@ -47,6 +47,11 @@ def check(
         kernel.register_segments(out, x, blocks, tables, sites, lanes, tiles, WORKSPACE)
         assert relative_error(out, expected) < TOLERANCE[torch.float16]
         assert torch.equal(out[slots < 0], base[slots < 0])
+        delta = torch.full(out.shape, float("nan"))
+        kernel.register_segments(delta, x, blocks, tables, sites, lanes, tiles, WORKSPACE, accumulate=False)
+        assert torch.equal((base.float() + delta).half(), out)
+        assert not delta[slots < 0].any()
+        assert delta[slots < 0].signbit().all()
 
 
 if __name__ == "__main__":
