@@ -46,7 +46,7 @@ def candidates(shape: FewRowsShape) -> list[FewRowsTiles]:
             loads = rows * num_chunks(shape.in_features, num_warps)
             if 4 <= loads <= 20 and rows * shape.num_rows <= 8 and shape.num_rows <= MAX_LANE_ROWS:
                 tiles.append(FewRowsTiles(rows, num_warps))
-    for rows, num_warps in ((8, 4), (8, 8), (16, 8), (8, 16)) if shape.num_rows > 1 else ():
+    for rows, num_warps in ((8, 4), (8, 8)) if shape.num_rows > 1 else ():
         loads = rows // 8 * 2 * -(-shape.in_features // (PRODUCT_COLUMNS * num_warps))
         if 6 <= loads <= 32:
             tiles.append(FewRowsTiles(rows, num_warps, products=True))

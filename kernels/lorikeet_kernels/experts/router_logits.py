@@ -10,8 +10,8 @@ The weight is small and the sums are long: what takes time is the way there and 
 adds up splits. Here a program takes 32 experts and one part's columns, and loads its weights before the
 launch before is over; routing, which waits for the logits anyway, adds up.
 
-Floor: the weight's bytes at 4.3 TB/s (gpt-oss-20b: 0.04 us). Predicted for 1 to 32 rows: 2 us, and 0.3 us
-more for routing, which reads parts.
+Floor: the weight's bytes at 4.3 TB/s (gpt-oss-20b: 0.04 us). Measured on an H200, 1 to 64 rows there:
+norm, router and routing take 3.5 to 3.9 us, with cuBLAS's logits 7.5 to 8.3.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.

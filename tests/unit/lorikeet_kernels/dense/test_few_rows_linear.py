@@ -95,22 +95,40 @@ def test_a_search_begins_with_the_rule(out_features: int, in_features: int) -> N
 
 
 def test_the_choice_follows_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None without a table or where cuBLAS was faster; a near shape as its neighbour, by the rule's tiles."""
+    """None without a table or where cuBLAS was as fast; a near shape as its neighbour, by the rule."""
     assert select_few_rows(1, 5120, 2880, "some other card") is None
-    fast, slow = FewRowsEntry(FewRowsTiles(2, 4), 8.0, 10.0), FewRowsEntry(FewRowsTiles(2, 4), 11.0, 10.0)
+    tiles = FewRowsTiles(2, 4)
+    fast, slow, equal = (FewRowsEntry(tiles, us, 10.0) for us in (8.0, 11.0, 9.8))
     table = {
         FewRowsShape(1, 5120, 2880): fast,
         FewRowsShape(2, 5120, 2880): slow,
+        FewRowsShape(4, 5120, 2880): equal,
+        FewRowsShape(4, 2880, 5120): fast,
+        FewRowsShape(16, 5120, 2880): fast,
         FewRowsShape(1, 256, 64): slow,
     }
     monkeypatch.setattr(few_rows_tiles, "load_few_rows_table", lambda device: table)
     choose = select_few_rows.__wrapped__
-    assert choose(1, 5120, 2880, H200) == FewRowsTiles(2, 4)
+    assert choose(1, 5120, 2880, H200) == tiles
     assert choose(2, 5120, 2880, H200) is None
     assert choose(3, 5120, 2880, H200) is None
+    assert choose(4, 5120, 2880, H200) is None
     assert choose(1, 2880, 4096, H200) == rule(FewRowsShape(1, 2880, 4096))
+    assert choose(4, 2560, 5120, H200) == rule(FewRowsShape(4, 2560, 5120))
+    assert choose(4, 5120, 2560, H200) is None
+    assert choose(16, 5120, 2880, H200) == tiles
+    assert choose(16, 5120, 2560, H200) is None
     assert choose(1, 300, 64, H200) is None
     assert choose(1, 100_000, 2880, H200) is None
+
+
+@pytest.mark.parametrize("num_rows", [2, 4, 8, 16])
+def test_what_an_h200_takes_from_cublas(num_rows: int) -> None:
+    """Long sums into few columns (o); of wide ones (qkv) two rows only."""
+    for out_features, in_features in ((5120, 2880), (5120, 2048)):
+        assert (select_few_rows(num_rows, out_features, in_features, H200) is not None) == (num_rows == 2)
+    assert select_few_rows(num_rows, 2048, 4096, H200) is not None
+    assert (select_few_rows(num_rows, 2880, 4096, H200) is not None) == (num_rows < 16)
 
 
 def test_a_table_reads_back_and_the_shipped_one_is_valid() -> None:

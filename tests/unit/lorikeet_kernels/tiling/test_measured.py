@@ -8,6 +8,7 @@ from lorikeet_kernels.tiling import OpShape, select_pair, select_shrink
 from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
 from lorikeet_kernels.tiling.few_rows_tiles import select_few_rows
 from lorikeet_kernels.tiling.measured import MEASURED
+from lorikeet_kernels.tiling.router_tiles import select_router
 from tests.support.runner import make_backend
 
 H200, UNMEASURED = "NVIDIA H200", "a card without a table"
@@ -29,6 +30,7 @@ def choices(device: str) -> tuple[object, ...]:
         select_shrink(OpShape("gate_up", 2880, 5760, 8192, 32), 16, device),
         select_experts(EXPERTS, device),
         select_few_rows(1, 5120, 2880, device),
+        select_router(1, 32, 2880, device),
     )
 
 
