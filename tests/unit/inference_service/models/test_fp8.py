@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from inference_service.layers.attention import Attention
-from inference_service.layers.moe import Moe
 from inference_service.models import (
     CheckpointError,
     LoadedModel,
@@ -18,7 +16,8 @@ from inference_service.models import (
     load_model,
     parameter_bytes,
 )
-from lorikeet_kernels.dense.fp8_weight import Fp8Weight, dequantize_fp8
+from lorikeet_kernels.dense.fp8_weight import dequantize_fp8
+from tests.support.fp8_answers import held
 from tests.support.fp8_checkpoint import (
     FORMS,
     Fp8Checkpoint,
@@ -49,21 +48,6 @@ def checkpoint(path: Path, form: str, config: dict[str, Any] = CONFIG, **changes
     made = quantize(make_weights(config), form)
     write_fp8(path, made, config, form, **changes)
     return made
-
-
-def held(model: LoadedModel, layer: int = 0) -> dict[str, Fp8Weight]:
-    """A layer's quantised weights by what they are."""
-    attention, moe = model.decoder.layers[layer].attention, model.decoder.layers[layer].mlp
-    assert isinstance(attention, Attention)
-    assert isinstance(moe, Moe)
-    assert isinstance(moe.router.weight, torch.Tensor)
-    found = {
-        "qkv": attention.qkv.weight,
-        "o": attention.o.weight,
-        "gate_up": moe.experts.gate_up.weight,
-        "down": moe.experts.down.weight,
-    }
-    return {name: weight for name, weight in found.items() if isinstance(weight, Fp8Weight)}
 
 
 @pytest.mark.parametrize("config", [CONFIG, WIDE])
