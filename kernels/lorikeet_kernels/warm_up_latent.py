@@ -61,8 +61,11 @@ def warm_up_latent_attention(
             tiles = select_latent_decode(num_requests, heads.num_heads, width * block_tokens, cache.itemsize)
             kind = replace(tiles, splits=min(tiles.splits, 2))
             if kind not in seen:
-                # the first time a prompt of two tokens more: the kernels for several queries
-                _attend(cache, heads, scale, num_requests, width, has_prompt=not seen)
+                if not seen:
+                    # a prompt of two tokens more: the kernels for several queries. What lies before them also
+                    # of one row, whose stride is another one: torch views it as if it were contiguous
+                    _attend(cache, heads, scale, num_requests, width, has_prompt=True, prepares=True)
+                _attend(cache, heads, scale, num_requests, width, has_prompt=False, prepares=not seen)
                 seen.add(kind)
             if width >= blocks:
                 break
@@ -71,8 +74,16 @@ def warm_up_latent_attention(
 
 
 def _attend(
-    cache: torch.Tensor, heads: LatentHeads, scale: float, num_requests: int, width: int, *, has_prompt: bool
+    cache: torch.Tensor,
+    heads: LatentHeads,
+    scale: float,
+    num_requests: int,
+    width: int,
+    *,
+    has_prompt: bool,
+    prepares: bool,
 ) -> None:
+    """Decodes, the last one a prompt of two with `has_prompt`; with `prepares` also what lies before."""
     device = cache.device
     starts = torch.arange(num_requests + 1, dtype=torch.int32, device=device)
     starts[-1] += int(has_prompt)
@@ -87,7 +98,7 @@ def _attend(
     )
     q = cache.new_zeros((rows, heads.num_heads, heads.latent_dim + heads.rope_dim))
     latent_attention(q, cache, metadata, scale, q.new_empty((rows, heads.num_heads, heads.latent_dim)))
-    if not has_prompt:
+    if not prepares:
         return
     query, latent, shared = heads.rows(rows, cache)
     places = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -116,7 +127,8 @@ def warm_up_head_lora(
         alone = is_alone(num_tokens, num_slots)
         block_m = None if alone else select_block_m(num_tokens, 1, num_slots)
         blocks = num_tokens if block_m is None else block_capacity(num_tokens, 1, num_slots, block_m)
-        choice = (block_m, shares_columns(blocks, heads.num_heads))
+        # one row has a stride of its own, see above
+        choice = (block_m, shares_columns(blocks, heads.num_heads), num_tokens == 1)
         if choice in seen:
             continue
         seen.add(choice)

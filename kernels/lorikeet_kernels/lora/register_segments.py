@@ -24,7 +24,7 @@ float32: the products are the same ones, so that whoever adds it and rounds gets
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-# pyright: reportUnnecessaryComparison=false
+# pyright: reportUnnecessaryComparison=false, reportPossiblyUnboundVariable=false
 
 import torch
 import triton
