@@ -112,10 +112,12 @@ def _quantize_groups_kernel(
     q_ptr, s_ptr, x_ptr, num_units,
     IN: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, UNITS: tl.constexpr,
     BY_GROUP: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr,
+    IS_READY: tl.constexpr,
 ):  # fmt: skip
     """UNITS groups, which may belong to several rows."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        if not IS_READY:
+            tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
     column = (unit % GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -132,17 +134,20 @@ def _quantize_groups_kernel(
     if BY_GROUP:
         place = unit % GROUPS * (num_units // GROUPS) + unit // GROUPS
     tl.store(s_ptr + place, scale, mask=unit < num_units)
+    if PDL and IS_READY:
+        tl.extra.cuda.gdc_wait()  # who waits for this launch waits for those before
 
 
 @triton.jit
 def _quantize_rows_kernel(
     q_ptr, s_ptr, x_ptr, given_ptr, bound,
     IN: tl.constexpr, IS_STATIC: tl.constexpr, HAS_BOUND: tl.constexpr, BLOCK: tl.constexpr,
-    LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr,
+    LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr, IS_READY: tl.constexpr,
 ):  # fmt: skip
     """A row of one scale."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        if not IS_READY:
+            tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -158,18 +163,28 @@ def _quantize_rows_kernel(
     value = _saturate(tl.div_rn(x, scale + tl.zeros_like(x)), LARGEST)
     tl.store(q_ptr + at, value.to(q_ptr.dtype.element_ty), mask=column < IN)
     tl.store(s_ptr + row, scale)
+    if PDL and IS_READY:
+        tl.extra.cuda.gdc_wait()
 
 
-def quantize_rows(x: torch.Tensor, scaling: ActivationScaling, *, by_group: bool = False) -> QuantizedRows:
-    """Quantise `x` [..., in], contiguous; with `by_group` scales of "group" lie a group after the other."""
+def quantize_rows(
+    x: torch.Tensor, scaling: ActivationScaling, *, by_group: bool = False, is_ready: bool = False
+) -> QuantizedRows:
+    """Quantise `x` [..., in], contiguous; with `by_group` scales of "group" lie a group after the other.
+
+    With `is_ready` it is quantised beside the launch before: x was complete when that began, and the memory
+    that it uses is not free.
+    """
     if not x.is_contiguous() or x.shape[-1] == 0:
         raise ValueError(f"quantize_rows: x {tuple(x.shape)}, strides {x.stride()}: pass contiguous rows")
     if x.device.type == "cpu" or x.numel() == 0:
         return quantize_rows_reference(x, scaling)
-    return launch_quantize(x, scaling, by_group=by_group and scaling.kind == "group")
+    return launch_quantize(x, scaling, by_group=by_group and scaling.kind == "group", is_ready=is_ready)
 
 
-def launch_quantize(x: torch.Tensor, scaling: ActivationScaling, *, by_group: bool = False) -> QuantizedRows:
+def launch_quantize(
+    x: torch.Tensor, scaling: ActivationScaling, *, by_group: bool = False, is_ready: bool = False
+) -> QuantizedRows:
     """Launch, for at least one row; `quantize_rows` on a GPU, and what the interpreter tests."""
     in_features = x.shape[-1]
     rows, groups = x.numel() // in_features, num_groups(in_features, scaling)
@@ -182,15 +197,15 @@ def launch_quantize(x: torch.Tensor, scaling: ActivationScaling, *, by_group: bo
         _quantize_groups_kernel[(triton.cdiv(rows * groups, _UNITS),)](
             values, scales, x, rows * groups,
             IN=in_features, GROUPS=groups, GROUP=GROUP, UNITS=_UNITS, BY_GROUP=by_group,
-            LARGEST=LARGEST,
-            SMALLEST_PEAK=SMALLEST_PEAK, PDL=pdl, num_warps=4, **dependent,
+            LARGEST=LARGEST, SMALLEST_PEAK=SMALLEST_PEAK, PDL=pdl, IS_READY=is_ready, num_warps=4,
+            **dependent,
         )  # fmt: skip
         return QuantizedRows(values, scales.t() if by_group else scales)
     block = triton.next_power_of_2(in_features)
     _quantize_rows_kernel[(rows,)](
         values, scales, x, x if scaling.scale is None else scaling.scale, scaling.bound or 0.0,
         IN=in_features, IS_STATIC=scaling.kind == "static", HAS_BOUND=scaling.bound is not None,
-        BLOCK=block, LARGEST=LARGEST, SMALLEST_PEAK=SMALLEST_PEAK, PDL=pdl,
+        BLOCK=block, LARGEST=LARGEST, SMALLEST_PEAK=SMALLEST_PEAK, PDL=pdl, IS_READY=is_ready,
         num_warps=min(32, max(4, block // 1024)), **dependent,
     )  # fmt: skip
     return QuantizedRows(values, scales)

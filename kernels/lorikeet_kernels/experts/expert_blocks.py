@@ -21,7 +21,8 @@ import triton.language as tl
 SINGLE_PART = 256
 """Up to so many pairs one program does all."""
 PART = 128
-"""Pairs of each of several programs."""
+"""Pairs of each of several programs, which all read everyone's counts: twice as many beyond MANY_PAIRS."""
+MANY_PAIRS = 16384
 STEP = 32
 
 
@@ -48,8 +49,10 @@ def block_capacity(num_pairs: int, num_experts: int, block_rows: int) -> int:
 
 
 def cut_kind(num_pairs: int) -> int:
-    """Equal for numbers of pairs that launch the same kernels: the pairs of one program, 0 for several."""
-    return max(16, 1 << (num_pairs - 1).bit_length()) if num_pairs <= SINGLE_PART else 0
+    """Equal for numbers of pairs that launch the same kernels: a program's pairs, below zero for several."""
+    if num_pairs <= SINGLE_PART:
+        return max(16, 1 << (num_pairs - 1).bit_length())
+    return -PART if num_pairs <= MANY_PAIRS else -2 * PART
 
 
 def expert_blocks_reference(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> ExpertBlocks:
@@ -166,7 +169,7 @@ def cut_blocks(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> Exp
     num_pairs = topk_ids.numel()
     capacity = block_capacity(num_pairs, num_experts, block_rows)
     padded = max(4, triton.next_power_of_2(num_experts))
-    part = cut_kind(num_pairs) or PART
+    part = abs(cut_kind(num_pairs))
     is_single = num_pairs <= SINGLE_PART
     num_parts = triton.cdiv(num_pairs, part)
     # each piece starts at a multiple of 16 bytes, whatever the batch: Triton would compile for both cases

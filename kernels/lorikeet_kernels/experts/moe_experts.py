@@ -165,7 +165,7 @@ def _activated(
     cut = partial(expert_blocks, topk_ids, num_experts, tiles.block_rows)
     if lora is None:
         blocks, act = cut(), x.new_empty((*topk_ids.shape, num_rows // 2))
-        _project(x, gate_up, blocks, act, tiles, activation=activation)
+        _project(x, gate_up, blocks, act, tiles, activation=activation, is_ready=True)
         return act, blocks
     assert order is not None
     delta = x.new_empty((*topk_ids.shape, num_rows))
@@ -185,7 +185,7 @@ def _activated(
     def base() -> ExpertBlocks:
         # the branch needs no blocks: it may begin while they are made
         blocks = cut()
-        _project(x, gate_up, blocks, rows, tiles)
+        _project(x, gate_up, blocks, rows, tiles, is_ready=True)
         return blocks
 
     blocks = side.beside(base, branch)
@@ -238,7 +238,9 @@ def _project(
     activation: GatedActivation | None = None,
     delta: torch.Tensor | None = None,
     weights_first: bool = False,
+    is_ready: bool = False,
 ) -> None:
+    """One GEMM; for `is_ready` see `quantize_rows`."""
     bias = None if out.dim() == 4 else projection.bias  # split parts get theirs in the sum
     if isinstance(projection.weight, Mxfp4DeviceWeight):
         mxfp4_linear(
@@ -247,9 +249,10 @@ def _project(
         )  # fmt: skip
         return
     if isinstance(projection.weight, Fp8Weight):
+        rows = quantize_rows(x, projection.weight.activations, is_ready=is_ready)
         fp8_gemm(
-            quantize_rows(x, projection.weight.activations), projection.weight, blocks, out, tiles, bias=bias,
-            topk_weights=topk_weights, activation=activation, row_order=projection.row_order, delta=delta,
+            rows, projection.weight, blocks, out, tiles, bias=bias, topk_weights=topk_weights,
+            activation=activation, row_order=projection.row_order, delta=delta,
         )  # fmt: skip
         return
     expert_gemm(
