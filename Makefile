@@ -16,6 +16,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # otherwise, `make demo` too, choose for themselves.
 test test-long test-faults golden: export OMP_NUM_THREADS ?= 1
 PYTEST_ARGS ?=
+# Tests of a file share what they start, so they stay in one process.
+WORKERS := -n logical --maxprocesses 4 --dist loadfile
 COVERAGE := --cov --cov-report=term:skip-covered --cov-report=xml:var/coverage.xml
 
 .PHONY: help venv demo test test-long test-faults golden test-gpu fmt lint types protos bench sanitize clean
@@ -68,7 +70,7 @@ demo: $(RUNTIME) ## start a local stack, upload three adapters, stream one promp
 	$(BIN)/python examples/demo.py
 
 test: $(DEV) $(NODE) ## unit and integration tests with coverage
-	$(BIN)/python -m pytest -m "not long and not gpu" $(COVERAGE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not long and not gpu" $(WORKERS) $(COVERAGE) $(PYTEST_ARGS)
 
 test-long: $(DEV) $(NODE) ## golden parity, soak and fault suites
 	$(BIN)/python -m pytest -m "long and not gpu" $(PYTEST_ARGS)

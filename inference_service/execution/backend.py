@@ -29,6 +29,7 @@ from inference_service.execution.step_shapes import StepShapes, graph_sizes
 from inference_service.execution.warm_up import StepLimits, warm_up
 from inference_service.execution.warm_up_ops import check_heads
 from inference_service.models import (
+    LoadedModel,
     ModelConfigError,
     ModelDescription,
     compute_dtype,
@@ -116,8 +117,7 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
             load_format=config.load_format,
             batch_invariant=config.batch_invariant,
         )
-    spec = description.spec
-    attentions = [layer.attention for layer in spec.layers]
+    attentions = [layer.attention for layer in description.spec.layers]
     cached = cache_dtype(config.kv_cache_dtype, attentions, dtype, device)
     cache = allocate_cache(attentions, plan.num_blocks, config.block_tokens, cached, device, model.kv_scales)
     placer = AdapterPlacer(model.schema, model.base_digest, dtype.itemsize, config.max_rank)
@@ -156,19 +156,30 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         graphs=len(graphs),
         **_fields(phases),
     )
-    info = ModelFacts(
+    info = _facts(config, description, model, dtype, plan, phases)
+    return DeviceBackend(info, runner, host_pool, arena, compiled)
+
+
+def _facts(
+    config: BackendConfig,
+    description: ModelDescription,
+    model: LoadedModel,
+    dtype: torch.dtype,
+    plan: MemoryPlan,
+    phases: StartPhases,
+) -> ModelFacts:
+    return ModelFacts(
         model_name=Path(config.model_dir).resolve().name,
         architecture=description.architecture,
         base_digest=model.base_digest,
         dtype=str(dtype).removeprefix("torch."),
-        vocab_size=spec.vocab_size,
+        vocab_size=description.spec.vocab_size,
         eos_token_ids=description.defaults.eos_token_ids,
         lora_schema=model.schema.to_json(),
         max_context_tokens=plan.max_context_tokens,
         num_blocks=plan.num_blocks,
         start_phases=phases.all(),
     )
-    return DeviceBackend(info, runner, host_pool, arena, compiled)
 
 
 def _quantization(config: BackendConfig, description: ModelDescription) -> str:
