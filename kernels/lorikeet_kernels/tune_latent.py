@@ -48,7 +48,8 @@ MIN_TOKENS = 64  # a split
 # (rows, block_n, warps, stages, key stages: none of Triton's pipeline) that ptxas compiles for sm_90 without
 # spills, of at most 227 KB. Those of Triton's pipeline are the fastest of 18 that were measured on an H200.
 KERNELS_OF_FEW_ROWS = (
-    (16, 64, 4, 3, 1), (16, 64, 4, 2, 2), (16, 64, 4, 2, 1), (16, 32, 4, 5, 0), (16, 64, 4, 4, 0),
+    (16, 64, 4, 3, 1), (16, 64, 4, 2, 2), (16, 64, 4, 2, 1), (16, 64, 4, 1, 1), (16, 32, 4, 5, 0),
+    (16, 64, 4, 4, 0),
 )  # fmt: skip
 KERNELS_OF_MANY_ROWS = ((64, 64, 8, 2, 1), (32, 64, 4, 2, 2), (64, 64, 8, 3, 0), (64, 32, 8, 5, 0))
 PREFILL_KERNELS = ((64, 64, 8, 2, 1), (32, 64, 4, 2, 2), (64, 64, 8, 3, 0), (64, 32, 8, 5, 0))

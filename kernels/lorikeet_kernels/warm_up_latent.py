@@ -9,6 +9,7 @@ import torch
 
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.latent_attention import latent_attention
+from lorikeet_kernels.attention.latent_decode import kind_of_splits
 from lorikeet_kernels.attention.latent_inputs import latent_inputs
 from lorikeet_kernels.attention.prompt_attention import prompt_attention
 from lorikeet_kernels.lora.group_blocks import block_capacity
@@ -59,7 +60,7 @@ def warm_up_latent_attention(
         width = 1
         while True:
             tiles = select_latent_decode(num_requests, heads.num_heads, width * block_tokens, cache.itemsize)
-            kind = replace(tiles, splits=min(tiles.splits, 2))
+            kind = replace(tiles, splits=kind_of_splits(tiles.splits))
             if kind not in seen:
                 if not seen:
                     # a prompt of two tokens more: the kernels for several queries. What lies before them also

@@ -18,8 +18,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from lorikeet_kernels.attention.latent_ring import PANEL, STEP, scan_ring
 from lorikeet_kernels.launch.grid_dependency import launch_next_grid
 
-# With them ptxas spills nothing, in a kernel whose copying warps give most of theirs to those that multiply.
-REGISTERS = {4: 160, 8: 168}
+# Of a program's rows. With them ptxas spills nothing, in a kernel whose copying warps give most of theirs to
+# those that multiply; two programs of 16 rows fit a multiprocessor.
+REGISTERS = {16: 128, 32: 160, 64: 168}
 
 
 @gluon.jit(
@@ -190,7 +191,7 @@ def ring_decode(
         q.stride(0), block_tables.stride(0), splits, scale_log2,
         HEADS=heads, ROWS=rows, LATENT=latent_dim, ROPE=cache.shape[3] - latent_dim,
         BLOCK_TOKENS=cache.shape[1], IS_SPLIT=splits > 1, STAGES=num_stages, KEY_STAGES=num_key_stages,
-        WARPS=num_warps, PDL=q.device.type == "cuda", num_warps=num_warps, maxnreg=REGISTERS[num_warps],
+        WARPS=num_warps, PDL=q.device.type == "cuda", num_warps=num_warps, maxnreg=REGISTERS[rows],
     )  # fmt: skip
 
 
@@ -217,5 +218,5 @@ def ring_prefill(
         q.stride(0), block_tables.stride(0), scale_log2,
         HEADS=heads, HEADS_P2=heads_p2, BLOCK_Q=block_q, LATENT=latent_dim, ROPE=cache.shape[3] - latent_dim,
         BLOCK_TOKENS=cache.shape[1], STAGES=num_stages, KEY_STAGES=num_key_stages, WARPS=num_warps,
-        num_warps=num_warps, maxnreg=REGISTERS[num_warps],
+        num_warps=num_warps, maxnreg=REGISTERS[heads_p2 * block_q],
     )  # fmt: skip
