@@ -22,6 +22,10 @@ from lorikeet_kernels.tiling.latent_tiles import LatentDecodeTiles, LatentPrefil
 
 # A whole prompt, decodes at and beside a block's end, chunks, and a request without tokens that pads.
 SHARES = ((0, 7), (41, 1), (5, 26), (0, 1), (15, 1), (60, 9), (0, 0), (147, 1), (0, 40))
+_CHUNKS, _RING_CHUNKS = (
+    LatentPrefillTiles(32, 16, 4, 2),
+    LatentPrefillTiles(64, 64, 8, 2, num_key_stages=1),
+)
 
 
 def _paged(splits: int, *, is_fp8: bool, dtype: torch.dtype, **visible: Any) -> SmallProblem:
@@ -84,10 +88,17 @@ def _attention_inputs(dtype: torch.dtype, *, is_fp8: bool) -> SmallProblem:
     return SmallProblem((queries, keys.float(), values.float()), launch, tolerance)
 
 
-def _latent(heads: int, decode: LatentDecodeTiles, dtype: torch.dtype) -> SmallProblem:
-    """Both kernels share a batch; a latent that is no power of two."""
+def _latent(
+    heads: int,
+    decode: LatentDecodeTiles,
+    dtype: torch.dtype,
+    prefill: LatentPrefillTiles = _CHUNKS,
+    sizes: tuple[int, int] = (24, 12),
+) -> SmallProblem:
+    """Both kernels share a batch; a latent that is no power of two, or as a ring takes it."""
+    latent, rope = sizes
     problem = make_latent_problem(
-        SHARES, heads=heads, latent_dim=24, rope_dim=12, block_tokens=8, dtype=dtype, seed=2
+        SHARES, heads=heads, latent_dim=latent, rope_dim=rope, block_tokens=8, dtype=dtype, seed=2
     )
     expected = torch.zeros_like(problem.empty_out())
     latent_attention_reference(problem.q, problem.cache, problem.metadata, problem.scale, expected)
@@ -97,7 +108,7 @@ def _latent(heads: int, decode: LatentDecodeTiles, dtype: torch.dtype) -> SmallP
         out = poisoned(expected, device)
         where = (q, cache, meta.query_starts, meta.sequence_lens, meta.block_tables, problem.scale, out)
         latent_decode(*where, decode)
-        latent_prefill(*where, LatentPrefillTiles(32, 16, 4, 2), most_fresh=NEVER_FRESH)
+        latent_prefill(*where, prefill, most_fresh=NEVER_FRESH)
         return (out,)
 
     return SmallProblem((expected,), launch)
@@ -157,6 +168,7 @@ _PAGED = (
     "attention.paged_prefill._prefill_kernel",
 )
 _LATENT = ("attention.latent_decode._decode_kernel", "attention.latent_prefill._prefill_kernel")
+_RING = tuple(f"attention.latent_ring_kernels._ring_{name}_kernel" for name in ("decode", "prefill"))
 _INPUTS = ("attention.attention_inputs._attention_inputs_kernel",)
 
 CASES = (
@@ -173,6 +185,12 @@ CASES = (
         lambda dtype: _latent(20, LatentDecodeTiles(16, 16, 3, 4, 3), dtype),
     ),
     SmallCase("latent_whole", _LATENT, lambda dtype: _latent(4, LatentDecodeTiles(16, 16, 1, 4, 3), dtype)),
+    SmallCase(
+        "latent_ring",
+        (*_RING, "attention.latent_decode._merge_kernel"),
+        lambda dtype: _latent(20, LatentDecodeTiles(16, 64, 3, 4, 2, 1), dtype, _RING_CHUNKS, (128, 64)),
+        needs_gpu=True,
+    ),
     SmallCase("latent_inputs", ("attention.latent_inputs._latent_inputs_kernel",), _latent_inputs),
     SmallCase("prompt_attention", ("attention.prompt_attention._prompt_kernel",), _prompt),
 )
