@@ -53,35 +53,46 @@ _THREAD_REGISTERS = {2: 168, 3: 128}  # by warpgroups that multiply: of 65,536, 
 # What the warps share, as tuples:
 #   ring: the pairs' rows [STAGES * GROUPS, ROWS, STEP], weights [STAGES, a box of TILE rows, STEP], and the
 #         barriers of slots that are full and of slots that are empty
-#   items: the order of the pairs, the blocks, how many items there are
+#   work: the order of the pairs, and the items: blocks, and their number in ranges of tiles
 #   finish: where the results go, bias, routed weights, delta, then the activation's numbers
 
 
 @gluon.jit
-def _item(blocks_ptr, item, RANGES: gl.constexpr, TILES: gl.constexpr):
-    """The pairs' first place and number, their expert, and the tiles from one to before another."""
+def _item(items, number, RANGES: gl.constexpr, TILES: gl.constexpr):
+    """The pairs' first place and number, their expert, and the tiles from one to before another.
+
+    Of each program's items the `number`-th, programs in turn forwards and backwards: an expert's last block
+    has fewer pairs, and where every expert has two, a program would else have all the short ones or none.
+    """
+    blocks_ptr, num_items = items
     PER_ITEM: gl.constexpr = (TILES + RANGES - 1) // RANGES
+    programs = gl.num_programs(0)
+    program = gl.program_id(0)
+    item = number * programs + gl.where(number % 2 == 0, program, programs - 1 - program)
+    is_any = item < num_items
+    item = gl.where(is_any, item, 0)
     entry = blocks_ptr + item // RANGES * 4
+    count = gl.where(is_any, gl.load(entry + 1), 0)
     begin = item % RANGES * PER_ITEM
-    return gl.load(entry), gl.load(entry + 1), gl.load(entry + 2), begin, gl.minimum(begin + PER_ITEM, TILES)
+    return gl.load(entry), count, gl.load(entry + 2), begin, gl.minimum(begin + PER_ITEM, TILES)
 
 
 @gluon.jit
 def _load(
-    ring, items, weight_desc, x_ptr,
+    ring, work, weight_desc, x_ptr,
     IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr, RANGES: gl.constexpr,
 ):  # fmt: skip
     """The loading warps: every step of every item into the ring."""
     x_ring, weight_ring, full, empty = ring
-    order_ptr, blocks_ptr, num_items = items
+    order_ptr, items = work
     STAGES: gl.constexpr = full.shape[0]
     GROUPS: gl.constexpr = x_ring.shape[0] // STAGES
     COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
     m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     k = gl.arange(0, STEP, layout=gl.SliceLayout(0, COPY))[None, :]
     turn = 0
-    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        first, count, expert, begin, end = _item(blocks_ptr, item, RANGES, OUT // TILE)
+    for number in range(gl.cdiv(items[1], gl.num_programs(0))):
+        first, count, expert, begin, end = _item(items, number, RANGES, OUT // TILE)
         if count > 0:
             x_at = ()
             for part in gl.static_range(GROUPS):
@@ -110,6 +121,21 @@ def _load(
 
 
 @gluon.jit
+def _round(value, dtype: gl.constexpr):
+    """Float32 of what `value` rounds to in `dtype`.
+
+    Bfloat16 by pairs: conversions one by one share a unit with exponentials, 4 a clock and scheduler.
+    """
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $3, $2; shl.b32 $0, pair, 16; "
+            "and.b32 $1, pair, 0xffff0000; }",
+            "=r,=r,r,r", [value], dtype=gl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    return value.to(dtype).to(gl.float32)
+
+
+@gluon.jit
 def _store(
     acc, finish, order_ptr, first, count, expert, tile, OUT: gl.constexpr, ACTIVATE: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
@@ -127,12 +153,12 @@ def _store(
         acc += gl.load(bias_ptr + expert.to(gl.int64) * OUT + row).to(gl.float32)[None, :]
     pair = gl.load(order_ptr + first + gl.where(r < count, r, 0))
     if ACTIVATE:
-        value = acc.to(dtype)
+        value = _round(acc, dtype)
         if HAS_DELTA:
             at = delta_ptr + (pair.to(gl.int64) * OUT)[:, None] + row[None, :]
             delta = gl.load(at, mask=(r < count)[:, None], other=0.0)
-            value = (value.to(gl.float32) + delta.to(gl.float32)).to(dtype)
-        gate, up = gl.split(value.to(gl.float32).reshape([ROWS, 2, WIDTH]).permute([0, 2, 1]))
+            value = _round(value + delta.to(gl.float32), dtype)
+        gate, up = gl.split(value.reshape([ROWS, 2, WIDTH]).permute([0, 2, 1]))
         if HAS_LIMIT:  # comparisons keep a NaN, minimum and maximum may not
             gate = gl.where(gate > limit, limit, gate)
             up = gl.where(up > limit, limit, gl.where(up < -limit, -limit, up))
@@ -153,14 +179,14 @@ def _store(
 
 @gluon.jit
 def _multiply(
-    part: gl.constexpr, ring, items, finish, x_scale_ptr, scale_ptr,
+    part: gl.constexpr, ring, work, finish, x_scale_ptr, scale_ptr,
     IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
     RANGES: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup that multiplies: its ROWS of each item's pairs."""
     x_ring, weight_ring, full, empty = ring
-    order_ptr, blocks_ptr, num_items = items
+    order_ptr, items = work
     STAGES: gl.constexpr = full.shape[0]
     GROUPS: gl.constexpr = x_ring.shape[0] // STAGES
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
@@ -170,8 +196,8 @@ def _multiply(
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
     is_gate = (gl.arange(0, TILE, layout=gl.SliceLayout(0, ACC)) < TILE // 2)[None, :]
     turn = 0
-    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        first, count, expert, begin, end = _item(blocks_ptr, item, RANGES, OUT // TILE)
+    for number in range(gl.cdiv(items[1], gl.num_programs(0))):
+        first, count, expert, begin, end = _item(items, number, RANGES, OUT // TILE)
         first += part * ROWS
         own = count - part * ROWS
         if own > 0:
@@ -249,126 +275,44 @@ def _fp8_specialized_kernel(
         mbarrier.init(full.index(slot), count=1 + 128)
         mbarrier.init(empty.index(slot), count=GROUPS)
     ring = (x_ring, weight_ring, full, empty)
-    items = (order_ptr, blocks_ptr, num_items)
+    work = (order_ptr, (blocks_ptr, num_items))
     finish = (out_ptr, bias_ptr, routed_ptr, delta_ptr, alpha, limit, up_offset)
     # Registers of a multiprocessor: 512 threads have 128 each, 384 have 168; the loading warps keep 56 or 72.
     if GROUPS == 3:
         gl.warp_specialize(
             [
-                (_load, (ring, items, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES)),
-                (
-                    _multiply,
-                    (
-                        0,
-                        ring,
-                        items,
-                        finish,
-                        x_scale_ptr,
-                        scale_ptr,
-                        IN,
-                        OUT,
-                        X_DIV,
-                        ACTIVATE,
-                        HAS_LIMIT,
-                        HAS_BIAS,
-                        HAS_ROUTED,
-                        HAS_DELTA,
-                        RANGES,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        1,
-                        ring,
-                        items,
-                        finish,
-                        x_scale_ptr,
-                        scale_ptr,
-                        IN,
-                        OUT,
-                        X_DIV,
-                        ACTIVATE,
-                        HAS_LIMIT,
-                        HAS_BIAS,
-                        HAS_ROUTED,
-                        HAS_DELTA,
-                        RANGES,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        2,
-                        ring,
-                        items,
-                        finish,
-                        x_scale_ptr,
-                        scale_ptr,
-                        IN,
-                        OUT,
-                        X_DIV,
-                        ACTIVATE,
-                        HAS_LIMIT,
-                        HAS_BIAS,
-                        HAS_ROUTED,
-                        HAS_DELTA,
-                        RANGES,
-                    ),
-                ),
+                (_load, (ring, work, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES)),
+                (_multiply, (
+                    0, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
+                )),
+                (_multiply, (
+                    1, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
+                )),
+                (_multiply, (
+                    2, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
+                )),
             ],
-            [4, 4, 4],
-            [152, 152, 152],
-        )
+            [4, 4, 4], [152, 152, 152],
+        )  # fmt: skip
     else:
         gl.static_assert(GROUPS == 2)
         gl.warp_specialize(
             [
-                (_load, (ring, items, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES)),
-                (
-                    _multiply,
-                    (
-                        0,
-                        ring,
-                        items,
-                        finish,
-                        x_scale_ptr,
-                        scale_ptr,
-                        IN,
-                        OUT,
-                        X_DIV,
-                        ACTIVATE,
-                        HAS_LIMIT,
-                        HAS_BIAS,
-                        HAS_ROUTED,
-                        HAS_DELTA,
-                        RANGES,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        1,
-                        ring,
-                        items,
-                        finish,
-                        x_scale_ptr,
-                        scale_ptr,
-                        IN,
-                        OUT,
-                        X_DIV,
-                        ACTIVATE,
-                        HAS_LIMIT,
-                        HAS_BIAS,
-                        HAS_ROUTED,
-                        HAS_DELTA,
-                        RANGES,
-                    ),
-                ),
+                (_load, (ring, work, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES)),
+                (_multiply, (
+                    0, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
+                )),
+                (_multiply, (
+                    1, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
+                )),
             ],
-            [4, 4],
-            [216, 216],
-        )
+            [4, 4], [216, 216],
+        )  # fmt: skip
 
 
 def launch_specialized(
