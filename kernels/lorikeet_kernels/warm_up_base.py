@@ -27,7 +27,7 @@ from lorikeet_kernels.sampling.sample_rows import FEW_ROWS, sample_rows
 from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
 from lorikeet_kernels.tiling import OpShape, is_ungrouped, select_pair
 from lorikeet_kernels.tiling.attention_tiles import select_decode, visible_keys
-from lorikeet_kernels.tiling.dense_tiles import select_dense, uses_torch
+from lorikeet_kernels.tiling.dense_tiles import MAX_OWN_ROWS, select_dense, select_lanes, uses_torch
 from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
 from lorikeet_kernels.tiling.few_rows_tiles import MAX_FEW_ROWS, select_few_rows
 
@@ -126,7 +126,10 @@ def warm_up_fp8_linear(
     seen: set[object] = set()
     for num_tokens in range(1, max_tokens + 1):
         is_torch = uses_torch(num_tokens, out_features, in_features, weight.kind)
-        choice = is_torch or select_dense(num_tokens, out_features, in_features)
+        lanes = select_lanes(num_tokens, out_features, in_features)
+        is_few = num_tokens <= MAX_OWN_ROWS  # kernels of their own, with the same tiles too
+        by_rule = select_dense(num_tokens, out_features, in_features)
+        choice = is_torch or ((num_tokens, lanes) if lanes else (is_few, by_rule))
         if choice in seen:
             continue
         seen.add(choice)

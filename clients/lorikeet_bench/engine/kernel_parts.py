@@ -11,7 +11,7 @@ _PATTERNS = (
     (ModelPart.QUANTIZED, r"^_quantize"),
     (
         ModelPart.PROJECTIONS,
-        r"few_rows|dense_fp8|router_logits|gemm|gemv|cublas|cutlass|nvjet|splitk|addmm|aten::b?mm|matmul|linear",
+        r"few_rows|dense_fp8|split_sum|router_logits|gemm|gemv|cublas|cutlass|nvjet|splitk|addmm|aten::b?mm|matmul|linear",
     ),
     (ModelPart.ROUTING, r"_route_|_count_experts|_place_kernel|topk|softmax"),
     (ModelPart.NORMS, r"norm|rotary|kv_write|attention_inputs|latent_inputs"),

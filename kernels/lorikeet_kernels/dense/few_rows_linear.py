@@ -38,7 +38,7 @@ LANES = 32
 
 
 @triton.jit
-def _joined(sums, COUNT: tl.constexpr):
+def joined(sums, COUNT: tl.constexpr):
     """Tensors [R, L] as one [R, L, ...] whose trailing axes, of two each, count them in order."""
     if COUNT == 1:
         y = sums[0]
@@ -130,7 +130,7 @@ def _few_rows_kernel(
                 total += tl.sum(tl.reshape(products, [ROWS, CHUNK // VECTOR, VECTOR]), axis=2)
             added = added + (total,)  # noqa: RUF005
         sums = added
-    y = tl.reshape(tl.sum(_joined(sums, T_P2), axis=1), [ROWS, T_P2])
+    y = tl.reshape(tl.sum(joined(sums, T_P2), axis=1), [ROWS, T_P2])
     if HAS_BIAS:
         y += bias[:, None]
     t = tl.arange(0, T_P2)

@@ -4,13 +4,15 @@
 
 Shapes: x [T, in] in 16 or 32 bits, weight [out, in], bias [out], result [T, out] in x's dtype. Accumulates in
 float32, rounds once. On a GPU the input takes a launch of its own (`quantize_rows`); the product is torch's
-row-wise scaled one (cuBLAS) for many rows and a scale a channel, and the own kernel for few rows and for
-scales of blocks. With `batch_invariant` the own kernel's tiles depend on nothing but the weight, and a row's
-bits not on the number of rows.
+scaled one (cuBLAS) for many rows, `fp8_few_rows` for one or two, and `fp8_gemm` for those between and for
+sizes that torch does not take. All multiply the same quantised values: they differ in the order of sums, and
+where the tensor cores add up e4m3, from 33 rows on, in those sums' 13 bits or so of fraction. With
+`batch_invariant` tiles depend on nothing but the weight, and a row's bits not on the number of rows.
 """
 
 import torch
 
+from lorikeet_kernels.dense.fp8_few_rows import fp8_few_rows
 from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight, dequantize_fp8
 from lorikeet_kernels.dense.linear import linear_reference
@@ -20,7 +22,7 @@ from lorikeet_kernels.dense.quantize_rows import (
     quantize_rows,
     quantize_rows_reference,
 )
-from lorikeet_kernels.tiling.dense_tiles import select_dense, uses_torch
+from lorikeet_kernels.tiling.dense_tiles import select_dense, select_lanes, uses_torch
 
 
 def fp8_linear_reference(
@@ -44,17 +46,21 @@ def fp8_linear(
         return fp8_linear_reference(x, weight, bias, batch_invariant=batch_invariant)
     out_features, in_features = weight.shape
     num_rows = x.shape[0]
+    x = x.contiguous()
     is_torch = (
         x.dtype == torch.bfloat16
         and weight.block_of_row is None
         and not batch_invariant
         and uses_torch(num_rows, out_features, in_features, weight.kind)
     )
-    rows = quantize_rows(x.contiguous(), weight.activations, by_group=is_torch)
     if is_torch:
-        return torch_product(rows, weight, bias)
+        return torch_product(quantize_rows(x, weight.activations, by_group=True), weight, bias)[:num_rows]
+    rows = quantize_rows(x, weight.activations)
     out = x.new_empty((num_rows, out_features))
-    tiles = select_dense(1 if batch_invariant else num_rows, out_features, in_features)
+    lanes = None if batch_invariant else select_lanes(num_rows, out_features, in_features)
+    if lanes is not None:
+        return fp8_few_rows(rows, weight, out, lanes, bias)
+    tiles = select_dense(num_rows, out_features, in_features, batch_invariant=batch_invariant)
     return dense_fp8_gemm(rows, weight, out, tiles, bias)
 
 

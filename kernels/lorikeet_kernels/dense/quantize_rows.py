@@ -29,6 +29,8 @@ LARGEST = 448.0
 """Of e4m3's values."""
 SMALLEST_PEAK = 1e-10
 """What a group's largest value counts as at least: zeros need a scale too."""
+ROW_TILE = 4
+"""Torch's product reads the scales of a group by 16 bytes."""
 E4M3 = torch.float8_e4m3fn
 _UNITS = 16  # groups of a program: 16 elements a thread
 
@@ -52,7 +54,8 @@ class ActivationScaling:
 class QuantizedRows:
     """Quantised activations: `values` in the shape of x, `scales` [rows, groups] float32.
 
-    Scales lie a row after the other, or a group after the other (strides 1, rows), as torch's product asks.
+    Scales lie a row after the other, or, for torch's product, a group after the other (strides 1, rows); then
+    there are more rows than x has, up to a multiple of ROW_TILE, and nothing in those.
     """
 
     values: torch.Tensor
@@ -107,14 +110,14 @@ def _saturate(value, LARGEST: tl.constexpr):
     return tl.where(value > LARGEST, LARGEST, tl.where(value < -LARGEST, -LARGEST, value))
 
 
-@triton.jit(do_not_specialize=["num_units"])
+@triton.jit(do_not_specialize=["num_units", "stride"])
 def _quantize_groups_kernel(
-    q_ptr, s_ptr, x_ptr, num_units,
+    q_ptr, s_ptr, x_ptr, num_units, stride,
     IN: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, UNITS: tl.constexpr,
     BY_GROUP: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr,
     IS_READY: tl.constexpr,
 ):  # fmt: skip
-    """UNITS groups, which may belong to several rows."""
+    """UNITS groups, which may belong to several rows; BY_GROUP scales of a group lie `stride` apart."""
     if PDL:
         if not IS_READY:
             tl.extra.cuda.gdc_wait()
@@ -132,7 +135,7 @@ def _quantize_groups_kernel(
     tl.store(q_ptr + at, value.to(q_ptr.dtype.element_ty), mask=inside)
     place = unit
     if BY_GROUP:
-        place = unit % GROUPS * (num_units // GROUPS) + unit // GROUPS
+        place = unit % GROUPS * stride + unit // GROUPS
     tl.store(s_ptr + place, scale, mask=unit < num_units)
     if PDL and IS_READY:
         tl.extra.cuda.gdc_wait()  # who waits for this launch waits for those before
@@ -172,8 +175,8 @@ def quantize_rows(
 ) -> QuantizedRows:
     """Quantise `x` [..., in], contiguous; with `by_group` scales of "group" lie a group after the other.
 
-    With `is_ready` it is quantised beside the launch before: x was complete when that began, and the memory
-    that it uses is not free.
+    On a CPU they lie a row after the other all the same. With `is_ready` x is quantised beside the launch
+    before: it was complete when that began, and the memory that that launch uses is not free.
     """
     if not x.is_contiguous() or x.shape[-1] == 0:
         raise ValueError(f"quantize_rows: x {tuple(x.shape)}, strides {x.stride()}: pass contiguous rows")
@@ -188,14 +191,15 @@ def launch_quantize(
     """Launch, for at least one row; `quantize_rows` on a GPU, and what the interpreter tests."""
     in_features = x.shape[-1]
     rows, groups = x.numel() // in_features, num_groups(in_features, scaling)
-    values = torch.empty(x.shape, dtype=E4M3, device=x.device)
-    lying = (groups, rows) if by_group else (rows, groups)
+    stride = -(-rows // ROW_TILE) * ROW_TILE if by_group else rows
+    values = torch.empty((stride, in_features) if by_group else x.shape, dtype=E4M3, device=x.device)
+    lying = (groups, stride) if by_group else (rows, groups)
     scales = torch.empty(lying, dtype=torch.float32, device=x.device)
     pdl = x.device.type == "cuda"
     dependent = {"launch_pdl": True} if pdl else {}
     if scaling.kind == "group":
         _quantize_groups_kernel[(triton.cdiv(rows * groups, _UNITS),)](
-            values, scales, x, rows * groups,
+            values, scales, x, rows * groups, stride,
             IN=in_features, GROUPS=groups, GROUP=GROUP, UNITS=_UNITS, BY_GROUP=by_group,
             LARGEST=LARGEST, SMALLEST_PEAK=SMALLEST_PEAK, PDL=pdl, IS_READY=is_ready, num_warps=4,
             **dependent,

@@ -3,6 +3,7 @@
 import torch
 
 from lorikeet_kernels.dense.few_rows_linear import few_rows_linear
+from lorikeet_kernels.dense.fp8_few_rows import fp8_few_rows
 from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_linear import fp8_linear_reference
 from lorikeet_kernels.dense.gated_activation import GatedActivation, activate_rows, gated_activation_reference
@@ -103,6 +104,50 @@ def _fp8_linear(dtype: torch.dtype) -> SmallProblem:
     return SmallProblem(expected, launch)
 
 
+def _split_fp8_linear(dtype: torch.dtype) -> SmallProblem:
+    """Columns that three splits do not divide, most rows of a tile missing."""
+    generator = torch.Generator().manual_seed(5)
+    x, bias = (
+        torch.randn(3, 208, generator=generator).to(dtype),
+        torch.randn(152, generator=generator).to(dtype),
+    )
+    weight = random_fp8_weight(1, (152,), 208, "block", generator).expert(0)
+    quantized = quantize_rows_reference(x, weight.activations)
+    expected = fp8_linear_reference(x, weight, bias)
+
+    def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
+        rows, matrix, added = moved((quantized, weight, bias), device)
+        tiles = DenseTiles(16, 32, 64, 3, 4, splits=3)
+        return (dense_fp8_gemm(rows, matrix, poisoned(expected, device), tiles, added),)
+
+    return SmallProblem((expected,), launch)
+
+
+def _fp8_few_rows(dtype: torch.dtype) -> SmallProblem:
+    """Outputs that fill no program and inputs that fill no chunk, scales of channels and of ragged blocks."""
+    generator = torch.Generator().manual_seed(6)
+    x, bias = (
+        torch.randn(3, 528, generator=generator).to(dtype),
+        torch.randn(157, generator=generator).to(dtype),
+    )
+    weights = [
+        random_fp8_weight(1, (72, 40, 45), 528, kind, generator).expert(0) for kind in ("channel", "block")
+    ]
+    quantized = [quantize_rows_reference(x, weight.activations) for weight in weights]
+    expected = tuple(fp8_linear_reference(x, weight, bias) for weight in weights)
+
+    def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            fp8_few_rows(
+                moved(rows, device), moved(weight, device), poisoned(out, device), FewRowsTiles(4, 1),
+                moved(bias, device),
+            )
+            for rows, weight, out in zip(quantized, weights, expected, strict=True)
+        )  # fmt: skip
+
+    return SmallProblem(expected, launch)
+
+
 def _few_rows(num_rows: int, tiles: FewRowsTiles, dtype: torch.dtype) -> SmallProblem:
     """Outputs that fill no program and inputs that fill no chunk."""
     generator = torch.Generator().manual_seed(4)
@@ -132,6 +177,12 @@ CASES = (
         needs_gpu=True,
     ),
     SmallCase("fp8_linear", ("dense.fp8_gemm._dense_fp8_kernel",), _fp8_linear),
+    SmallCase(
+        "split_fp8_linear",
+        ("dense.fp8_gemm._dense_fp8_kernel", "dense.split_sum._split_sum_kernel"),
+        _split_fp8_linear,
+    ),
+    SmallCase("fp8_few_rows", ("dense.fp8_few_rows._fp8_few_rows_kernel",), _fp8_few_rows),
     SmallCase(
         "few_rows",
         ("dense.few_rows_linear._few_rows_kernel",),

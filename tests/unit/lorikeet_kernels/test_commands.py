@@ -5,7 +5,15 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from lorikeet_kernels import bench, bench_base, tune, tune_experts, tune_few_rows, tune_latent
+from lorikeet_kernels import (
+    bench,
+    bench_base,
+    tune,
+    tune_experts,
+    tune_few_rows,
+    tune_fp8_linear,
+    tune_latent,
+)
 
 Main = Callable[[Sequence[str] | None], int]
 
@@ -28,6 +36,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (tune_experts.main, ("--tokens", "-4"), "'-4'"),
         (tune_few_rows.main, ("--sizes", "nope"), "unknown: 'nope'; known: gpt-oss-20b qkv, "),
         (tune_few_rows.main, ("--rows", "1,x,0"), "'x', '0'"),
+        (tune_fp8_linear.main, ("--kinds", "tensor"), "unknown: 'tensor'; known: channel, block"),
         (tune_latent.main, ("--cases", "nope"), "unknown: 'nope'; known: 32x4k 16 heads, "),
     ],
 )
@@ -53,7 +62,7 @@ def test_wrong_lists_are_usage_errors(
         (tune_latent.main, ["--cases", "1x4k 16 heads,32x4k 128 heads"]),
         *(
             (module.main, [])
-            for module in (bench, bench_base, tune, tune_experts, tune_few_rows, tune_latent)
+            for module in (bench, bench_base, tune, tune_experts, tune_few_rows, tune_fp8_linear, tune_latent)
         ),
     ],
 )
@@ -72,6 +81,7 @@ def test_right_ones_ask_for_a_gpu(
         (bench.main, ("qwen3-30b-a3b",)),
         (tune_experts.main, ("llama4-scout",)),
         (tune_few_rows.main, ("gpt-oss-20b qkv",)),
+        (tune_fp8_linear.main, ("llama-3.3-70b gate_up",)),
         (tune_latent.main, ("8x32k 16 heads",)),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from triton.runtime import interpreter
 
+from lorikeet_kernels.dense.fp8_few_rows import fp8_few_rows
 from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_linear import fp8_linear_reference
 from lorikeet_kernels.dense.fp8_weight import WeightScaling
@@ -30,6 +31,7 @@ from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.testing import TOLERANCE, random_fp8_weight, relative_error
 from lorikeet_kernels.tiling.dense_tiles import DenseTiles
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
+from lorikeet_kernels.tiling.few_rows_tiles import FewRowsTiles
 
 _patch_tensor = interpreter._patch_lang_tensor
 ACTIVATION = GatedActivation(1.702, 1.5, 1.0)
@@ -68,10 +70,12 @@ def check_quantize_rows() -> None:
                 (representable(rows, columns, columns), ActivationScaling("static", torch.tensor([2.0**-5]))),
             )
             for x, scaling in cases:
-                got = launch_quantize(x.to(dtype), scaling, by_group=scaling is GROUPS and rows == 37)
+                by_group = scaling is GROUPS and rows == 37
+                got = launch_quantize(x.to(dtype), scaling, by_group=by_group)
                 expected = quantize_rows_reference(x.to(dtype), scaling)
-                assert torch.equal(got.scales, expected.scales)
-                assert torch.equal(got.values.float(), expected.values.float())
+                assert got.scales.shape[0] == got.values.shape[0] == (40 if by_group else rows)
+                assert torch.equal(got.scales[:rows], expected.scales)
+                assert torch.equal(got.values[:rows].float(), expected.values.float())
 
 
 def check_gemm(kind: WeightScaling, hidden: int, inner: int, tiles: ExpertTiles) -> None:
@@ -138,11 +142,30 @@ def check_dense() -> None:
         for kind in ("channel", "block"):
             stacked = random_fp8_weight(1, heights, columns, kind, GENERATOR).expert(0)
             bias = torch.randn(stacked.shape[0])
-            for rows, tiles in ((1, DenseTiles(16, 32, 64, 1, 4)), (19, DenseTiles(16, 64, 128, 1, 4))):
+            for rows, tiles in (
+                (1, DenseTiles(16, 32, 64, 1, 4)),
+                (19, DenseTiles(16, 64, 128, 1, 4)),
+                (70, DenseTiles(64, 64, 128, 1, 4)),
+                (3, DenseTiles(16, 32, 64, 1, 4, splits=3)),
+            ):
                 x = torch.randn(rows, columns)
                 for b in (None, bias):
                     got = torch.full((rows, stacked.shape[0]), float("nan"))
                     dense_fp8_gemm(quantize_rows_reference(x, stacked.activations), stacked, got, tiles, b)
+                    assert relative_error(got, fp8_linear_reference(x, stacked, b)) < 2e-6
+
+
+def check_few_rows() -> None:
+    """Lanes' own multiplications: rows that fill no program, columns no chunk; all scales; a bias."""
+    for heights, columns in (((128, 128), 2048), ((72, 40, 45), 208)):
+        for kind in ("channel", "block"):
+            stacked = random_fp8_weight(1, heights, columns, kind, GENERATOR).expert(0)
+            bias = torch.randn(stacked.shape[0])
+            for rows, tiles in ((1, FewRowsTiles(8, 2)), (3, FewRowsTiles(2, 1)), (8, FewRowsTiles(4, 1))):
+                x = torch.randn(rows, columns)
+                for b in (None, bias):
+                    got = torch.full((rows, stacked.shape[0]), float("nan"))
+                    fp8_few_rows(quantize_rows_reference(x, stacked.activations), stacked, got, tiles, b)
                     assert relative_error(got, fp8_linear_reference(x, stacked, b)) < 2e-6
 
 
@@ -152,6 +175,7 @@ CASES: dict[str, Callable[[], None]] = {
     "ragged_blocks": check_ragged_blocks,
     "whole_blocks": check_whole_blocks,
     "dense": check_dense,
+    "few_rows": check_few_rows,
 }
 
 

@@ -1,0 +1,180 @@
+"""`python -m lorikeet_kernels.tune_fp8_linear`: ways of dense FP8 projections of few rows, with quantising.
+
+Prints what each takes, with its share of the matrix's floor, the rule's choice marked; a result that differs
+from the reference says by how much. They decide the rules of `tiling/dense_tiles.py`.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from lorikeet_kernels.benchmarking.bench_problem import COLD_BYTES
+from lorikeet_kernels.benchmarking.expert_projections import fp8_weight
+from lorikeet_kernels.benchmarking.graph_timing import call_each, time_interleaved
+from lorikeet_kernels.benchmarking.list_options import counts, names_among
+from lorikeet_kernels.dense.fp8_few_rows import fp8_few_rows
+from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
+from lorikeet_kernels.dense.fp8_linear import torch_product
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight, WeightScaling, dequantize_fp8
+from lorikeet_kernels.dense.quantize_rows import dequantize_rows, quantize_rows
+from lorikeet_kernels.launch.compile_ahead import compile_ahead
+from lorikeet_kernels.tiling.dense_tiles import MULTIPROCESSORS, DenseTiles, select_dense, select_lanes
+from lorikeet_kernels.tiling.few_rows_tiles import WARP_BYTES, FewRowsTiles
+
+SIZES = {
+    "llama-3.3-70b qkv": (10240, 8192),
+    "llama-3.3-70b o": (8192, 8192),
+    "llama-3.3-70b gate_up": (57344, 8192),
+    "llama-3.3-70b down": (8192, 28672),
+    "qwen3-30b-a3b qkv": (5120, 2048),
+    "qwen3-30b-a3b o": (2048, 4096),
+}
+"""Outputs and inputs."""
+FLOOR_BYTES_PER_US = 4.3e6
+TOLERANCE = 5e-3  # of results in bfloat16
+MAX_LANE_ROWS = 4
+MIN_TORCH_ROWS = 16
+BY_TORCH = "torch"
+
+Way = DenseTiles | FewRowsTiles | str
+
+
+def candidates(num_rows: int, out_features: int, in_features: int) -> Iterator[Way]:
+    """What may serve so many rows, the rule's choice among them."""
+    steps = -(-in_features // 128)
+    if num_rows <= MAX_LANE_ROWS:
+        yield from filter(None, [select_lanes(1, out_features, in_features)])
+        for num_warps in (4, 8, 16):
+            chunks = -(-in_features // (WARP_BYTES * num_warps))
+            for rows in (1, 2, 4, 8):
+                is_spread = num_warps == 4 or chunks > 1  # no lane idle, no more warps than reach along a row
+                if is_spread and 4 <= rows * chunks <= 8 and rows * num_rows <= 8:
+                    yield FewRowsTiles(rows, num_warps)
+    if num_rows >= MIN_TORCH_ROWS:
+        yield BY_TORCH
+    yield select_dense(num_rows, out_features, in_features)
+    block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    for block_n, stages in ((32, 6), (64, 4), (64, 6), (128, 3)):
+        for splits in (1, 2, 4, 8):
+            programs = -(-out_features // block_n) * splits
+            is_enough = programs >= MULTIPROCESSORS * (2 if block_n < 128 else 1)
+            is_enough |= block_n == 32 and splits == 1  # no second launch
+            if is_enough and (splits == 1 or programs <= 8 * MULTIPROCESSORS) and steps >= 4 * splits:
+                yield DenseTiles(block_m, block_n, 128, min(stages, max(2, steps // splits)), 4, splits)
+
+
+def run(way: Way, x: torch.Tensor, weight: Fp8Weight) -> torch.Tensor:
+    """The projection that way."""
+    if isinstance(way, str):
+        return torch_product(quantize_rows(x, weight.activations, by_group=True), weight, None)[: x.shape[0]]
+    rows, out = quantize_rows(x, weight.activations), x.new_empty((x.shape[0], weight.shape[0]))
+    if isinstance(way, FewRowsTiles):
+        return fp8_few_rows(rows, weight, out, way, None)
+    return dense_fp8_gemm(rows, weight, out, way, None)
+
+
+def name_of(way: Way) -> str:
+    """As it is printed."""
+    if isinstance(way, str):
+        return way
+    if isinstance(way, FewRowsTiles):
+        return f"lanes {way.rows}x{way.num_warps}w"
+    return f"n {way.block_n} stages {way.stages} splits {way.splits}"
+
+
+def tune(
+    name: str, kind: WeightScaling, num_rows: int, weights: Sequence[Fp8Weight]
+) -> list[dict[str, object]]:
+    """Check and time a point's ways, print them, and return them as rows."""
+    out_features, in_features = weights[0].shape
+    x = torch.randn(num_rows, in_features, device="cuda").bfloat16()
+    wide = dequantize_rows(quantize_rows(x, weights[0].activations))
+    expected = wide @ dequantize_fp8(weights[0], torch.float32).T
+    ways: dict[str, list[Callable[[], None]]] = {}
+    remarks: dict[str, str] = {}
+    chosen = select_lanes(num_rows, *weights[0].shape) or select_dense(num_rows, *weights[0].shape)
+    for way in dict.fromkeys(candidates(num_rows, out_features, in_features)):
+        try:
+            off = float((run(way, x, weights[0]).float() - expected).norm() / expected.norm())
+        except RuntimeError as error:  # tiles that do not fit, sizes that torch does not take
+            sys.stdout.write(f"  {name_of(way)}: {error}\n")
+            continue
+        calls: list[Callable[[], None]] = [partial(_silent, way, x, weight) for weight in weights]
+        ways[name_of(way)] = calls
+        wrong = "" if off < TOLERANCE else f" WRONG by {off:.2g}"
+        remarks[name_of(way)] = (" (rule)" if way == chosen else "") + wrong
+    del expected
+    times = time_interleaved(ways, rounds=5, sample_s=3e-4)
+    floor = (out_features * in_features + 2.0 * num_rows * (out_features + in_features)) / FLOOR_BYTES_PER_US
+    rows: list[dict[str, object]] = []
+    for way in sorted(times, key=lambda one: times[one]):
+        share = floor / times[way]
+        label = f"fp8 {kind} {name} T={num_rows} {way}{remarks[way]}"
+        sys.stdout.write(f"{label:72} {times[way]:7.2f} us floor {floor:6.2f} {share:4.0%}\n")
+        rows.append({"name": label, "value": round(times[way], 2), "unit": "us", "floor": round(floor, 2)})
+    sys.stdout.flush()
+    return rows
+
+
+def _silent(way: Way, x: torch.Tensor, weight: Fp8Weight) -> None:
+    run(way, x, weight)
+
+
+def _compile(sizes: Sequence[str], kinds: Sequence[WeightScaling], rows: Sequence[int]) -> None:
+    def ask() -> None:
+        for size in sizes:
+            for kind in kinds:
+                weight = fp8_weight(SIZES[size], kind)
+                for num_rows in rows:
+                    x = torch.zeros(num_rows, weight.shape[1], dtype=torch.bfloat16, device="cuda")
+                    own = [way for way in candidates(num_rows, *weight.shape) if not isinstance(way, str)]
+                    call_each(partial(run, way, x, weight) for way in own)
+
+    begin = time.monotonic()
+    count = compile_ahead(ask, os.cpu_count() or 1)
+    sys.stdout.write(f"asked for {count} kernels, {time.monotonic() - begin:.1f} s\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 2 where there is no GPU."""
+    parser = argparse.ArgumentParser(prog="python -m lorikeet_kernels.tune_fp8_linear", description=__doc__)
+    parser.add_argument(
+        "--sizes", type=names_among(SIZES), default=",".join(SIZES), help="with commas; default: %(default)s"
+    )
+    parser.add_argument("--kinds", type=names_among(("channel", "block")), default="channel,block")
+    parser.add_argument("--rows", type=counts, default="1,2,4,16,64")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--only-compile", action="store_true", help="into Triton's cache, for a later run")
+    parser.add_argument("--json", type=Path, help="write what was measured")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.stderr.write("tune_fp8_linear: needs a GPU, torch.cuda.is_available() is False here\n")
+        return 2
+    until = time.monotonic() + options.seconds
+    _compile(options.sizes, options.kinds, options.rows)
+    if options.only_compile:
+        return 0
+    rows: list[dict[str, object]] = []
+    for size in options.sizes:
+        for kind in options.kinds:
+            count = max(2, -(-COLD_BYTES // (SIZES[size][0] * SIZES[size][1])))
+            weights = [fp8_weight(SIZES[size], kind) for _ in range(count)]
+            for num_rows in options.rows:
+                if time.monotonic() > until:
+                    sys.stdout.write("out of time\n")
+                    return 0
+                rows += tune(size, kind, num_rows, weights)
+                if options.json:
+                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
