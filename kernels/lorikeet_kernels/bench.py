@@ -105,13 +105,16 @@ def bench_dense(dense: DenseSites, rank: int, num_slots: int, num_tokens: int, c
     workspace = LoraWorkspace(torch.device("cuda"))
     first = make_dense_inputs(dense, rank, num_slots, num_tokens, 0, workspace, 0)
     count = num_sets(first.floor_bytes)
-    weights = 2 * num_slots * rank * (len(dense.widths) * dense.in_features + sum(dense.widths))
+    weights = 2 * num_slots * rank * dense.adapter_elements
     layers = num_layers(weights, count)
     tables = make_dense_layers(dense, rank, num_slots, layers)
     sets = [
         make_dense_inputs(dense, rank, num_slots, num_tokens, i % layers, workspace, i) for i in range(count)
     ]
-    calls = [lambda s=s: lora_linear(s.out, s.x, s.segments, tables, s.sites, dense.widths) for s in sets]
+    calls = [
+        lambda s=s: lora_linear(s.out, s.x, s.segments, tables, s.sites, dense.widths, dense.slices)
+        for s in sets
+    ]
     moved = sum(s.floor_bytes for s in sets) / count
     return _line(f"{dense.name:18} {rank:4} {num_slots:5} {num_tokens:6}", calls, moved, ceiling)
 

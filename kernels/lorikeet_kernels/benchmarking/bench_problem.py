@@ -32,11 +32,25 @@ class MoeModel:
 
 @dataclass(frozen=True, slots=True)
 class DenseSites:
-    """A fused dense projection: `widths` are its sites' columns, side by side."""
+    """A fused dense projection: `widths` are its sites' columns, side by side.
+
+    `num_slices` says which of them are two pieces with an A each (gate and up).
+    """
 
     name: str
     in_features: int
     widths: tuple[int, ...]
+    num_slices: tuple[int, ...] = (1, 1, 1)
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """Of each site."""
+        return self.num_slices[: len(self.widths)]
+
+    @property
+    def adapter_elements(self) -> int:
+        """Of one adapter, for each rank."""
+        return sum(self.slices) * self.in_features + sum(self.widths)
 
 
 DENSE = (
@@ -46,6 +60,19 @@ DENSE = (
     DenseSites("qwen3-32b o", 8192, (5120,)),
     DenseSites("llama-3.3-70b qkv", 8192, (8192, 1024, 1024)),
     DenseSites("llama-3.3-70b o", 8192, (8192,)),
+    DenseSites("qwen3-32b mlp_gate_up", 5120, (51200,), (2,)),
+    DenseSites("qwen3-32b mlp_down", 25600, (5120,)),
+    DenseSites("llama-3.3-70b mlp_gate_up", 8192, (57344,), (2,)),
+    DenseSites("llama-3.3-70b mlp_down", 28672, (8192,)),
+    DenseSites("qwen3-30b-a3b qkv", 2048, (4096, 512, 512)),
+    DenseSites("qwen3-30b-a3b o", 4096, (2048,)),
+    DenseSites("llama-4-scout qkv", 5120, (5120, 1024, 1024)),
+    DenseSites("llama-4-scout o", 5120, (5120,)),
+    DenseSites("llama-4-scout shared_gate_up", 5120, (16384,), (2,)),
+    DenseSites("deepseek-v2-lite q", 2048, (3072,)),
+    DenseSites("deepseek-v2-lite o", 2048, (2048,)),
+    DenseSites("deepseek-v2-lite shared_gate_up", 2048, (5632,), (2,)),
+    DenseSites("deepseek-v2-lite shared_down", 2816, (2048,)),
 )
 
 MODELS = (
@@ -145,7 +172,10 @@ def make_dense_layers(dense: DenseSites, rank: int, num_slots: int, num_layers: 
     """As `make_layers`, for a dense projection."""
     sites = [SiteShape(dense.in_features, width) for width in dense.widths] * num_layers
     return make_tables(
-        sites, [[SlotSite(rank)] * len(sites)] * num_slots, dtype=torch.bfloat16, device="cuda"
+        sites,
+        [[SlotSite(rank, num_a) for num_a in dense.slices] * num_layers] * num_slots,
+        dtype=torch.bfloat16,
+        device="cuda",
     )
 
 
@@ -161,7 +191,7 @@ def make_dense_inputs(
     """As `make_inputs`, for a dense projection."""
     slots = _draw_slots(num_tokens, num_slots, torch.Generator().manual_seed(seed))
     count, columns = len(dense.widths), sum(dense.widths)
-    weights = rank * (count * dense.in_features + columns)
+    weights = rank * dense.adapter_elements
     distinct = int(torch.unique(slots).numel())
     device = workspace.device
     return DenseInputs(

@@ -142,7 +142,7 @@ class DenseCase(Case):
         return [self._launch(tiles, inputs) for inputs in self.sets]
 
     def _launch(self, tiles: Tiles, inputs: DenseInputs) -> Launch:
-        lanes = site_lanes(self.dense.widths, (1,) * len(self.dense.widths))
+        lanes = site_lanes(self.dense.widths, self.dense.slices)
         segments = inputs.segments
         if segments.blocks is None:
             assert isinstance(tiles, PairTiles)
@@ -168,7 +168,7 @@ class DenseCase(Case):
             None,
             inputs.sites,
             lanes,
-            1,
+            max(self.dense.slices),
             1,
             interleaved=False,
         )
@@ -222,7 +222,7 @@ def dense_cases(dense: DenseSites, point: TunePoint, num_slots: int, *, cold: bo
     first = make_dense_inputs(dense, point.rank, num_slots, point.num_tokens, 0, workspace, 0)
     count = num_sets(first.floor_bytes) if cold else 1
     columns = sum(dense.widths)
-    weights = 2 * num_slots * point.rank * (len(dense.widths) * dense.in_features + columns)
+    weights = 2 * num_slots * point.rank * dense.adapter_elements
     layers = num_layers(weights, count)
     tables = make_dense_layers(dense, point.rank, num_slots, layers)
     sets = [

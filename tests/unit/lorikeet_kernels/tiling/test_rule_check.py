@@ -38,6 +38,10 @@ def test_shapes_are_those_of_both_projections_or_of_the_fused_one() -> None:
     assert up == SHAPE
     assert (down.op, down.in_features, down.num_pairs) == ("down", 2880, 64)
     assert shapes_of(DENSE[0], TunePoint(32, 16, 1.0)) == [OpShape("linear", 2880, 5120, 16, 32)]
+    gate_up = next(dense for dense in DENSE if dense.name == "llama-3.3-70b mlp_gate_up")
+    assert shapes_of(gate_up, TunePoint(32, 16, 1.0)) == [OpShape("linear", 8192, 57344, 16, 32)]
+    assert gate_up.adapter_elements == 2 * 8192 + 57344
+    assert DENSE[0].adapter_elements == 3 * 2880 + 5120
 
 
 def test_loss_is_zero_for_the_same_tiles_and_infinite_for_tiles_that_do_not_fit() -> None:
