@@ -1,16 +1,23 @@
 """Runs the end-to-end benches of one model of each family, and makes their rows.
 
-    python -m benchmarks.families [--only MODEL,...] [--tiny] [--list]
+    python -m benchmarks.families [--only MODEL,...] [--seconds S] [--resume] [--tiny] [--list]
 
 One engine a model with room for eight adapters of rank 16 at every site: concurrency 1 and 32, without
 adapters and with all of them. Other settings of the engine (--engine-set) have results, rows and a file of
 their own, named after them; kv_cache_dtype=fp8 is refused by models with latent attention. A model that
-fails does not stop the others; the exit code says that one did.
+fails or takes longer than --model-seconds does not stop the others; the exit code says that one did.
+
+Kernels depend on a model's sizes, not on how many layers it has: first all models start at once with two or
+four layers each, which fills Triton's cache on all cores, and then one after the other as they are. Rows are
+written after each, beside those that the file has of others: what does not fit into one session is left to
+the next, by --resume.
 """
 
 import argparse
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,13 +35,15 @@ from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import write_model_shape
 
 RESULTS = Path(__file__).parent / "results"
-INPUT_TOKENS, OUTPUT_TOKENS = 512, 192
-CONTEXT_TOKENS = INPUT_TOKENS + OUTPUT_TOKENS / 2
+INPUT_TOKENS = 512
 RANK, ADAPTERS, CONCURRENCY = 16, 8, (1, 32)
 # The least share of the base's tokens/s that eight adapters must leave, by concurrency, and the hope.
 RATIOS = {1: (0.85, 0.90), 32: (0.78, 0.85)}
 DENSE = ("q", "k", "v", "o", "mlp_gate_up", "mlp_down")
 EXPERTS = ("q", "k", "v", "o", "gate_up", "down")
+# What these lengths can ask for, to be captured in a third of the time; rows fill a step up as by default.
+ENGINE = ("max_context_tokens=1024", "graph_token_counts=[64,128,256,512,640,1152,1664,2048]")
+COMPILE_SECONDS = 90.0  # at most, all models together
 TINY = (
     "num_hidden_layers=2",
     "hidden_size=128",
@@ -46,19 +55,32 @@ TINY = (
 
 @dataclass(frozen=True)
 class Model:
-    """A shape, the sites that its adapters are on, and what makes a toy of it (FP8 blocks are 128 wide)."""
+    """A shape, the sites that its adapters are on, and what makes a toy of it (FP8 blocks are 128 wide).
+
+    `expected_s` is what its bench should take on one H200, the start included. `kinds` layers have all that
+    its layers differ in.
+    """
 
     shape: str
+    expected_s: float
     sites: tuple[str, ...]
     tiny: tuple[str, ...] = TINY
+    output_tokens: int = 192
+    kinds: int = 2
+
+    @property
+    def context_tokens(self) -> float:
+        """Of a request while it decodes, on average."""
+        return INPUT_TOKENS + self.output_tokens / 2
 
 
 _TINY_MOE = (*TINY, "moe_intermediate_size=128", "bos_token_id=501")
+# The cheapest and the most telling first.
 MODELS = (
-    Model("qwen3-30b-a3b", EXPERTS, _TINY_MOE),
-    Model("qwen3-30b-a3b-fp8", EXPERTS, _TINY_MOE),
+    Model("qwen3-30b-a3b-fp8", 35, EXPERTS, _TINY_MOE),
     Model(
         "deepseek-v2-lite",
+        35,
         (
             "q",
             "kv_a",
@@ -73,13 +95,17 @@ MODELS = (
         ),
         (*_TINY_MOE, "first_k_dense_replace=1"),
     ),
+    Model("llama-3.3-70b-fp8", 55, DENSE, (*TINY, "bos_token_id=501"), output_tokens=96),
+    Model("qwen3-30b-a3b", 45, EXPERTS, _TINY_MOE),
+    Model("qwen3-32b", 50, DENSE, (*TINY, "bos_token_id=501"), output_tokens=96),
     Model(
         "llama-4-scout-fp8",
+        50,
         (*EXPERTS, "shared_gate_up", "shared_down"),
         (*TINY, "intermediate_size_mlp=128", "attention_chunk_size=32", "bos_token_id=501"),
+        output_tokens=96,
+        kinds=4,
     ),
-    Model("qwen3-32b", DENSE, (*TINY, "bos_token_id=501")),
-    Model("llama-3.3-70b-fp8", DENSE, (*TINY, "bos_token_id=501")),
 )
 
 
@@ -90,14 +116,22 @@ def command(model: Model, arguments: argparse.Namespace, work: Path) -> list[str
         *("--adapters", f"0,{ADAPTERS}", "--rank", str(RANK), "--sites", ",".join(model.sites)),
         *("--concurrency", ",".join(map(str, CONCURRENCY)), "--warm-up", "2", "--probe-steps", "0"),
         *("--input-tokens", "24" if arguments.tiny else str(INPUT_TOKENS)),
-        *("--output-tokens", "6" if arguments.tiny else str(OUTPUT_TOKENS)),
+        *("--output-tokens", "6" if arguments.tiny else str(model.output_tokens)),
         *("--device", arguments.device, "--json", str(result_file(work, model, arguments.engine_set))),
     ]
     for item in model.tiny if arguments.tiny else ():
         line += ["--shape-set", item]
-    for item in arguments.engine_set:
+    for item in (*(() if arguments.tiny else ENGINE), *arguments.engine_set):
         line += ["--engine-set", item]
     return line
+
+
+def compile_command(model: Model, arguments: argparse.Namespace, work: Path) -> list[str]:
+    """The same with a few layers and one request a point, for what its start compiles."""
+    line = command(model, arguments, work)
+    line[line.index("--adapters") + 1] = str(ADAPTERS)
+    del line[line.index("--json") : line.index("--json") + 2]
+    return [*line, "--requests", "1", "--shape-set", f"num_hidden_layers={model.kinds}"]
 
 
 def suffix(settings: Sequence[str]) -> str:
@@ -118,18 +152,18 @@ def make_rows(
     points = {(point["concurrency"], point["adapters"]): point["median"] for point in result["points"]}
     for (concurrency, adapters), median in points.items():
         where = f"{name}, concurrency {concurrency}, {adapters} adapters"
-        step_s = floors.decode(concurrency, adapters, CONTEXT_TOKENS).seconds
+        step_s = floors.decode(concurrency, adapters, model.context_tokens).seconds
         value = median["decode_tokens_per_s"]["mean"]
         yield Row(f"{where}: decode tokens/s a request", value, "tokens/s", 1 / step_s)
-        most = floors.closed_loop_tokens_per_s(concurrency, adapters, INPUT_TOKENS, OUTPUT_TOKENS)
+        most = floors.closed_loop_tokens_per_s(concurrency, adapters, INPUT_TOKENS, model.output_tokens)
         yield Row(f"{where}: tokens/s", median["tokens_per_s"], "tokens/s", most)
         least_ms = 1e3 * floors.closed_loop_ttft_s(concurrency, INPUT_TOKENS)
         yield Row(f"{where}: TTFT mean", median["ttft_ms"]["mean"], "ms", least_ms)
     for concurrency, (must, hope) in RATIOS.items():
         base, adapted = points.get((concurrency, 0)), points.get((concurrency, ADAPTERS))
         if base and adapted:
-            at_least = floors.decode(concurrency, 0, CONTEXT_TOKENS).total
-            at_least /= floors.decode(concurrency, ADAPTERS, CONTEXT_TOKENS).total
+            at_least = floors.decode(concurrency, 0, model.context_tokens).total
+            at_least /= floors.decode(concurrency, ADAPTERS, model.context_tokens).total
             words = f"{name}, concurrency {concurrency}: tokens/s with {ADAPTERS} adapters over without"
             ratio = adapted["tokens_per_s"] / base["tokens_per_s"]
             yield Row(words, ratio, "ratio", at_least, target=must, stretch=hope)
@@ -139,41 +173,89 @@ def make_rows(
         yield Row(f"{name}: compilations after READY", after, "count", 0.0, target=0.0)
 
 
+def model_of(row_name: str) -> str:
+    """The model that a row is of: its name's beginning."""
+    return re.split(r"[,:]", row_name, maxsplit=1)[0]
+
+
 def write_rows(work: Path, output: Path, settings: Sequence[str] = (), *, is_toy: bool = False) -> None:
     """Rows of all results with these settings that lie in `work`; one that is void gives its failures.
 
-    A toy's rows are figures alone: floors and musts are the real models' on a GPU.
+    What `output` has of other models is kept. A toy's rows are figures alone: floors and musts are the real
+    models' on a GPU.
     """
-    rows: list[Row] = []
-    failures: dict[str, list[str]] = {}
-    machines: dict[str, Any] = {}
+    document: dict[str, Any] = {"machines": {}, "failures": {}, "rows": []}
+    if output.exists():
+        document = json.loads(output.read_bytes())
     for model in MODELS:
         file = result_file(work, model, settings)
         if not file.exists():
             continue
         result = json.loads(file.read_bytes())
+        document["rows"] = [row for row in document["rows"] if model_of(row["name"]) != model.shape]
+        document["failures"].pop(model.shape, None)
         if result.get("failures"):
-            failures[model.shape] = result["failures"]
+            document["failures"][model.shape] = result["failures"]
             continue
         with tempfile.TemporaryDirectory() as directory:
             shape = write_model_shape(Path(directory), model.shape)
             adapters = replace(AdapterShape(), rank=RANK, sites=model.sites)
-            rows += make_rows(model, result, FloorModel.read(shape, torch.bfloat16, adapters), settings)
-        machines[model.shape] = result.get("machine")
-    if is_toy:
-        rows = [figure_alone(row) for row in rows]
+            floors = FloorModel.read(shape, torch.bfloat16, adapters)
+            rows = list(make_rows(model, result, floors, settings))
+        document["rows"] += [asdict(figure_alone(row) if is_toy else row) for row in rows]
+        document["machines"][model.shape] = result.get("machine")
+    document["engine_settings"] = sorted(settings)
     output.parent.mkdir(parents=True, exist_ok=True)
-    document = {
-        "engine_settings": sorted(settings),
-        "machines": machines,
-        "failures": failures,
-        "rows": [asdict(row) for row in rows],
-    }
     output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def show_rows(output: Path) -> None:
+    """As a table, and what gave none."""
+    document = json.loads(output.read_bytes())
+    rows = [Row(**row) for row in document["rows"]]
     print(as_table(rows))
-    for name, reasons in failures.items():
+    for name, reasons in document["failures"].items():
         print(f"{name} gives no rows: {'; '.join(reasons)}")
     print(f"{len(rows)} rows in {output}")
+
+
+def run_within(line: Sequence[str], seconds: float) -> int:
+    """Run a command for so long at most; its exit code, or 124 where it and all it started was ended."""
+    with subprocess.Popen(line, start_new_session=True) as process:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return 124
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, sign)
+        try:
+            process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def compile_ahead(models: Sequence[Model], arguments: argparse.Namespace, work: Path) -> None:
+    """Start all models with few layers at once, for their kernels; what fails is left to its own bench."""
+    begun_s = time.monotonic()
+    started: list[tuple[Model, subprocess.Popen[bytes]]] = []
+    for model in models:
+        with (work / f"compile-{model.shape}.txt").open("wb") as log:
+            line = compile_command(model, arguments, work)
+            process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        started.append((model, process))
+    for model, process in started:
+        try:
+            code = process.wait(max(0.1, begun_s + COMPILE_SECONDS - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _end(process)
+            code = 124
+        taken_s = time.monotonic() - begun_s
+        print(f"== {model.shape}: kernels, exit code {code} within {taken_s:.0f} s", flush=True)
 
 
 def run(model: Model, arguments: argparse.Namespace, work: Path) -> bool:
@@ -182,13 +264,22 @@ def run(model: Model, arguments: argparse.Namespace, work: Path) -> bool:
     line = command(model, arguments, work)
     print(f"== {model.shape}: {' '.join(line[1:])}", flush=True)
     begun_s = time.monotonic()
-    code = subprocess.run(line, check=False).returncode
+    code = run_within(line, arguments.model_seconds)
     print(f"== {model.shape}: exit code {code} after {time.monotonic() - begun_s:.0f} s", flush=True)
     return code == 0
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the models that were asked for, then write the rows; returns the exit code."""
+def chosen_models(arguments: argparse.Namespace, output: Path) -> list[Model]:
+    """Those that were asked for; with --resume without those that `output` has rows of."""
+    names = [name for name in arguments.only.split(",") if name]
+    models = [model for model in MODELS if not names or model.shape in names]
+    if arguments.resume and output.exists():
+        done = {model_of(row["name"]) for row in json.loads(output.read_bytes())["rows"]}
+        models = [model for model in models if model.shape not in done]
+    return models
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -203,27 +294,51 @@ def main(argv: Sequence[str]) -> int:
         metavar="KEY=JSON",
         help="a setting, which names its files and rows",
     )
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="start no model that should take longer than left"
+    )
+    parser.add_argument(
+        "--model-seconds", type=float, default=120.0, help="end a model's bench after so long"
+    )
+    parser.add_argument("--resume", action="store_true", help="only models that the rows' file has none of")
+    parser.add_argument("--one-by-one", action="store_true", help="each model compiles in its own start")
     parser.add_argument("--work", type=Path, default=Path("var/benchmarks"), help="the models' results")
     parser.add_argument("--output", type=Path, help="the rows; default: benchmarks/results")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the models that were asked for, then write the rows; returns the exit code."""
+    begun_s = time.monotonic()
+    parser = _parser()
     arguments = parser.parse_args(argv)
     arguments.device = arguments.device or ("cpu" if arguments.tiny else "cuda")
     # A toy's results lie apart: rows are made of all that is found.
     work = arguments.work.absolute() / ("tiny" if arguments.tiny else "")
-    names = [name for name in arguments.only.split(",") if name]
-    if unknown := set(names) - {model.shape for model in MODELS}:
+    if unknown := {name for name in arguments.only.split(",") if name} - {model.shape for model in MODELS}:
         known = ", ".join(model.shape for model in MODELS)
         parser.error(f"no models {', '.join(sorted(unknown))}; there are {known}")
-    models = [model for model in MODELS if not names or model.shape in names]
+    place = work if arguments.tiny else RESULTS
+    size = "tiny" if arguments.tiny else "h200"
+    output = arguments.output or place / f"families_{size}{suffix(arguments.engine_set)}.json"
+    models = chosen_models(arguments, output)
     if arguments.list:
         for model in models:
             print(" ".join(command(model, arguments, work)))
         return 0
     work.mkdir(parents=True, exist_ok=True)
-    failed = [model.shape for model in models if not run(model, arguments, work)]
-    place = work if arguments.tiny else RESULTS
-    size = "tiny" if arguments.tiny else "h200"
-    default = place / f"families_{size}{suffix(arguments.engine_set)}.json"
-    write_rows(work, arguments.output or default, arguments.engine_set, is_toy=arguments.tiny)
+    if arguments.device != "cpu" and len(models) > 1 and not arguments.one_by_one:
+        compile_ahead(models, arguments, work)
+    failed: list[str] = []
+    for model in models:
+        if model.expected_s > begun_s + arguments.seconds - time.monotonic():
+            print(f"== {model.shape}: left out, {model.expected_s:.0f} s are not left", flush=True)
+            continue
+        if not run(model, arguments, work):
+            failed.append(model.shape)
+        write_rows(work, output, arguments.engine_set, is_toy=arguments.tiny)
+    if output.exists():
+        show_rows(output)
     if failed:
         print(f"FAILED: {', '.join(failed)}")
     return 1 if failed else 0

@@ -2,7 +2,9 @@
 
 import argparse
 import json
-import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,13 @@ from benchmarks.families import (
     RANK,
     Model,
     command,
+    compile_ahead,
+    compile_command,
     main,
     make_rows,
+    model_of,
     result_file,
+    run_within,
     write_rows,
 )
 from lorikeet_bench.engine.floors import FloorModel
@@ -49,6 +55,12 @@ def floors(model: Model, path: Path) -> FloorModel:
     """Of the released sizes."""
     (path / "config.json").write_text(json.dumps(shape_config(model.shape)))
     return FloorModel.read(path, torch.bfloat16, replace(AdapterShape(), rank=RANK, sites=model.sites))
+
+
+def good_bench(line: list[str], _seconds: float) -> int:
+    """Leaves a result."""
+    Path(line[line.index("--json") + 1]).write_text(json.dumps(result(0.9)))
+    return 0
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.shape)
@@ -127,12 +139,7 @@ def test_a_run_leaves_others_files_alone(
     monkeypatch.setattr(families, "RESULTS", tmp_path)
     work = tmp_path / "work"
 
-    def bench(line: list[str], *, check: bool) -> subprocess.CompletedProcess[bytes]:
-        assert not check
-        Path(line[line.index("--json") + 1]).write_text(json.dumps(result(0.9)))
-        return subprocess.CompletedProcess(line, 0)
-
-    monkeypatch.setattr(subprocess, "run", bench)
+    monkeypatch.setattr(families, "run_within", good_bench)
     plain = result_file(work, MODELS[0])
     work.mkdir()
     plain.write_text(json.dumps(result(0.7)))
@@ -149,3 +156,93 @@ def test_commands_name_shape_sites_and_settings(tmp_path: Path) -> None:
     assert line[line.index("--engine-set") + 1] == "kv_cache_dtype=fp8"
     assert line[line.index("--json") + 1].endswith("-kv_cache_dtype=fp8.json")
     assert "num_hidden_layers=2" in line
+
+
+def rows_by_model(output: Path) -> set[str]:
+    """Whose rows a file has."""
+    return {model_of(row["name"]) for row in json.loads(output.read_text())["rows"]}
+
+
+def test_sessions_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine without the first one's results keeps their rows, and runs what is left."""
+    ran: list[str] = []
+
+    def bench(line: list[str], seconds: float) -> int:
+        ran.append(line[line.index("--shape") + 1])
+        return good_bench(line, seconds)
+
+    monkeypatch.setattr(families, "run_within", bench)
+    output = tmp_path / "rows.json"
+    names = [model.shape for model in MODELS]
+    first = ["--tiny", "--output", str(output), "--only", f"{names[0]},{names[2]}"]
+    assert main([*first, "--work", str(tmp_path / "one")]) == 0
+    assert rows_by_model(output) == {names[0], names[2]}
+    assert main(["--tiny", "--output", str(output), "--work", str(tmp_path / "two"), "--resume"]) == 0
+    assert rows_by_model(output) == set(names)
+    assert sorted(ran) == sorted(names)
+    assert len(json.loads(output.read_text())["rows"]) == 16 * len(names)
+
+
+def test_rows_are_there_after_each_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that is cut has those of the models before."""
+    output = tmp_path / "rows.json"
+
+    def bench(line: list[str], seconds: float) -> int:
+        if line[line.index("--shape") + 1] == MODELS[1].shape:
+            raise KeyboardInterrupt
+        return good_bench(line, seconds)
+
+    monkeypatch.setattr(families, "run_within", bench)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--tiny", "--output", str(output), "--work", str(tmp_path)])
+    assert rows_by_model(output) == {MODELS[0].shape}
+
+
+def test_no_model_starts_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others do; none failed."""
+    monkeypatch.setattr(families, "run_within", good_bench)
+    output = tmp_path / "rows.json"
+    seconds = str(min(model.expected_s for model in MODELS) + 1)
+    assert main(["--tiny", "--output", str(output), "--work", str(tmp_path), "--seconds", seconds]) == 0
+    fitting = {model.shape for model in MODELS if model.expected_s < float(seconds)}
+    assert rows_by_model(output) == fitting
+    assert len(fitting) < len(MODELS)
+
+
+def test_a_bench_that_takes_too_long_is_ended() -> None:
+    """With all that it started."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    begun_s = time.monotonic()
+    assert run_within([sys.executable, "-c", code], 1.0) == 124
+    assert time.monotonic() - begun_s < 30.0
+    assert run_within([sys.executable, "-c", "raise SystemExit(3)"], 30.0) == 3
+
+
+def test_all_models_compile_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each says how it ended; what it prints lies beside the results."""
+
+    def stand_in(model: Model, *_: object) -> Sequence[str]:
+        return [sys.executable, "-c", f"print('{model.shape}'); raise SystemExit({model.kinds})"]
+
+    monkeypatch.setattr(families, "compile_command", stand_in)
+    compile_ahead(MODELS, argparse.Namespace(), tmp_path)
+    shown = capsys.readouterr().out
+    for model in MODELS:
+        assert f"== {model.shape}: kernels, exit code {model.kinds} within" in shown
+        assert (tmp_path / f"compile-{model.shape}.txt").read_text().strip() == model.shape
+
+
+def test_compiling_takes_the_benchs_sizes_with_few_layers(tmp_path: Path) -> None:
+    """What is captured and how long requests get decide which kernels there are, so they stay."""
+    arguments = argparse.Namespace(tiny=False, device="cuda", engine_set=["kv_cache_dtype=fp8"])
+    for model in MODELS:
+        line = compile_command(model, arguments, tmp_path)
+        assert f"num_hidden_layers={model.kinds}" in line
+        assert "--json" not in line
+        bench = command(model, arguments, tmp_path)
+        for option in ("--output-tokens", "--concurrency", "--rank", "--sites"):
+            assert line[line.index(option) + 1] == bench[bench.index(option) + 1]
+        settings = [bench[i + 1] for i, word in enumerate(bench) if word == "--engine-set"]
+        assert [line[i + 1] for i, word in enumerate(line) if word == "--engine-set"] == settings
