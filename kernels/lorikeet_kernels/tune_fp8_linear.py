@@ -103,7 +103,7 @@ def tune(
     for way in dict.fromkeys(candidates(num_rows, out_features, in_features)):
         try:
             off = float((run(way, x, weights[0]).float() - expected).norm() / expected.norm())
-        except RuntimeError as error:  # tiles that do not fit, sizes that torch does not take
+        except (RuntimeError, ValueError) as error:  # tiles that do not fit, sizes that torch does not take
             sys.stdout.write(f"  {name_of(way)}: {error}\n")
             continue
         calls: list[Callable[[], None]] = [partial(_silent, way, x, weight) for weight in weights]
