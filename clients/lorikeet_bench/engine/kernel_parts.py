@@ -15,7 +15,7 @@ _PATTERNS = (
     ),
     (ModelPart.ROUTING, r"_route_|_count_experts|_place_kernel|topk|softmax"),
     (ModelPart.NORMS, r"norm|rotary|kv_write|attention_inputs|latent_inputs"),
-    (ModelPart.ATTENTION, r"paged|^_(decode|merge|prefill|prompt)_kernel|attention|scaled_dot|flash"),
+    (ModelPart.ATTENTION, r"paged|^_(ring_)?(decode|merge|prefill|prompt)_kernel|attention|scaled_dot|flash"),
     (
         ModelPart.SAMPLING,
         r"^_(largest|draw|mass|first|next|finish|count_digits|digit|end)_kernel|sample|argmax|penal|bitmask|pending|sort",
