@@ -87,13 +87,13 @@ Tiles = LatentDecodeTiles | LatentPrefillTiles
 def candidates(case: LatentCase) -> list[Tiles]:
     """The rule's tiles first; then each kernel, a decode's with one to MOST_PROGRAMS a multiprocessor."""
     if case.queries > 1:
-        tiles: list[Tiles] = [select_latent_prefill(case.heads, 2)]
+        tiles: list[Tiles] = [select_latent_prefill(case.heads, 2, rings=True)]
         tiles += [
             LatentPrefillTiles(rows, block_n, num_warps, num_stages, num_key_stages=key_stages)
             for rows, block_n, num_warps, num_stages, key_stages in PREFILL_KERNELS
         ]
         return list(dict.fromkeys(tiles))
-    own = select_latent_decode(case.requests, case.heads, case.tokens, 2)
+    own = select_latent_decode(case.requests, case.heads, case.tokens, 2, rings=True)
     tiles = [own]
     for rows, block_n, num_warps, num_stages, key_stages in (
         KERNELS_OF_FEW_ROWS if case.heads <= FEW_ROWS else KERNELS_OF_MANY_ROWS

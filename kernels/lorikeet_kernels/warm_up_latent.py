@@ -11,6 +11,7 @@ from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.latent_attention import latent_attention
 from lorikeet_kernels.attention.latent_decode import kind_of_splits
 from lorikeet_kernels.attention.latent_inputs import latent_inputs
+from lorikeet_kernels.attention.latent_ring_kernels import can_ring
 from lorikeet_kernels.attention.prompt_attention import prompt_attention
 from lorikeet_kernels.lora.group_blocks import block_capacity
 from lorikeet_kernels.lora.head_lora import HeadRows, head_lora, shares_columns
@@ -56,10 +57,13 @@ def warm_up_latent_attention(
     seen: set[object] = set()
     block_tokens = cache.shape[1]
     blocks = -(-max_tokens // block_tokens)
+    rings = can_ring(cache, heads.latent_dim)
     for num_requests in range(1, max_requests + 1):
         width = 1
         while True:
-            tiles = select_latent_decode(num_requests, heads.num_heads, width * block_tokens, cache.itemsize)
+            tiles = select_latent_decode(
+                num_requests, heads.num_heads, width * block_tokens, cache.itemsize, rings=rings
+            )
             kind = replace(tiles, splits=kind_of_splits(tiles.splits))
             if kind not in seen:
                 if not seen:

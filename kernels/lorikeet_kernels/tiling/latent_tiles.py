@@ -8,6 +8,9 @@ MAX_ROWS = 64  # (query, head) pairs a program: their sums take 128 registers of
 # Programs that an H200's 132 multiprocessors hold at once: two each of up to 16 rows, one of more.
 PROGRAMS_OF_FEW_ROWS, PROGRAMS_OF_MANY_ROWS = 264, 132
 FEW_ROWS = 16
+RING_STEP = 64
+# Of a program's rows: steps of latents, steps of keys, warps. Queries take the rest of the shared memory.
+RINGS = {16: (2, 2, 4), 32: (2, 2, 4), 64: (2, 1, 8)}
 # Of a mixed batch, as long as all parts' sums (2 KB a head and part) stay below 32 MB.
 MIXED_SPLITS, MIXED_PARTS = 16, 16384
 
@@ -60,35 +63,42 @@ def projects_prompts(device: str) -> bool:
 
 
 def select_latent_decode(
-    num_requests: int, heads: int, max_tokens: int, itemsize: int, *, is_mixed: bool = False
+    num_requests: int, heads: int, max_tokens: int, itemsize: int, *, rings: bool, is_mixed: bool = False
 ) -> LatentDecodeTiles:
-    """Tiles for `num_requests` of up to `max_tokens` latents each.
+    """Tiles for `num_requests` of up to `max_tokens` latents each; of the ring's kernel with `rings`.
 
     A batch that `is_mixed` has room for requests that are no decodes: few long ones fill what they leave.
 
-    A row of latents is so wide (1,152 bytes in DeepSeek's models) that two steps of 32 fill half of a
-    multiprocessor's shared memory: with up to 16 heads two programs take turns at copying and multiplying.
-    Stages count the copy of the block table's entries too: five keep two steps of latents in flight.
+    A row of latents is so wide (1,152 bytes in DeepSeek's models) that a ring of two steps of 64 fills a
+    multiprocessor's shared memory. In Triton's pipeline two steps of 32 fill half of it: with up to 16 heads
+    two programs take turns at copying and multiplying. Its stages count the copy of the block table's entries
+    too: five keep two steps of latents in flight.
     """
     rows = FEW_ROWS
     while rows < min(heads, MAX_ROWS):
         rows *= 2
     programs = num_requests * -(-heads // rows)
-    room = PROGRAMS_OF_FEW_ROWS if rows == FEW_ROWS else PROGRAMS_OF_MANY_ROWS
+    room = PROGRAMS_OF_FEW_ROWS if rows == FEW_ROWS and not rings else PROGRAMS_OF_MANY_ROWS
     splits = room // programs
     if is_mixed:
         splits = max(splits, min(MIXED_SPLITS, MIXED_PARTS // (num_requests * heads)))
-    splits = max(1, min(splits, max_tokens // MIN_SPLIT_TOKENS, MAX_SPLITS))
+    splits = max(1, min(splits, max_tokens // (RING_STEP if rings else MIN_SPLIT_TOKENS), MAX_SPLITS))
     if itemsize > 2:
         return LatentDecodeTiles(FEW_ROWS, 16, splits, 4, 3)
+    if rings:
+        stages, key_stages, num_warps = RINGS[rows]
+        return LatentDecodeTiles(rows, RING_STEP, splits, num_warps, stages, key_stages)
     return LatentDecodeTiles(rows, 32, splits, 4 if rows == FEW_ROWS else 8, 5)
 
 
-def select_latent_prefill(heads: int, itemsize: int) -> LatentPrefillTiles:
-    """Tiles of the prefill kernel."""
+def select_latent_prefill(heads: int, itemsize: int, *, rings: bool) -> LatentPrefillTiles:
+    """Tiles of the prefill kernel, of the ring's with `rings`."""
     del heads
     if itemsize > 2:
         return LatentPrefillTiles(FEW_ROWS, 16, 4, 3)
+    if rings:
+        stages, key_stages, num_warps = RINGS[MAX_ROWS]
+        return LatentPrefillTiles(MAX_ROWS, RING_STEP, num_warps, stages, num_key_stages=key_stages)
     return LatentPrefillTiles(MAX_ROWS, 32, 8, 5)
 
 
