@@ -5,15 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lorikeet_kernels.dense.fp8_few_rows import fp8_few_rows
-from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.fp8_weight import (
     Fp8Weight,
     WeightScaling,
     dequantize_fp8,
-    quantize_channels,
-    row_blocks,
 )
 from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation_reference
 from lorikeet_kernels.dense.quantize_rows import (
@@ -31,18 +27,16 @@ from lorikeet_kernels.experts.moe_sum import moe_sum_parts
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.testing import SiteShape, SlotSite, exact_delta, make_tables, relative_error
-from lorikeet_kernels.tiling.dense_tiles import DenseTiles, uses_torch
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
-from lorikeet_kernels.tiling.few_rows_tiles import FewRowsTiles
 from lorikeet_kernels.warm_up import warm_up_moe
 from lorikeet_kernels.warm_up_base import warm_up_experts, warm_up_fp8_linear
+from tests.support.fp8_matrices import GROUPS, TOKEN, fp8_matrices
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
 # A rounding to bf16, and products of e4m3 that tensor cores add up with 13 bits or so, 128 at a time.
 TOLERANCE = 5e-3
 ACTIVATION = GatedActivation(1.702, 7.0, 1.0)
-TOKEN, GROUPS = ActivationScaling("token"), ActivationScaling("group")
 KINDS: tuple[WeightScaling, ...] = ("block", "channel")
 TILES = (
     ExpertTiles("decode", 16, 64, 128, 4, 4),
@@ -60,20 +54,6 @@ SPECIALIZED = (
 # experts, hidden, inner, top_k: whole blocks, ragged ones, ragged steps
 SHAPES = ((4, 256, 128, 2), (5, 384, 192, 2), (3, 208, 80, 1))
 TOKENS = (1, 13, 300)
-
-
-def fp8_matrices(
-    shape: tuple[int, ...], kind: WeightScaling, heights: tuple[int, ...], *, is_interleaved: bool = False
-) -> Fp8Weight:
-    """Random matrices one below the other, or row by row in turn."""
-    values, scales = quantize_channels(torch.randn(shape, device=GPU))
-    if kind == "channel":
-        return Fp8Weight(values, scales * shape[-1] ** -0.5, TOKEN)
-    count = sum(-(-height // 128) for height in heights)
-    scales = torch.rand(*shape[:-2], count, -(-shape[-1] // 128), device=GPU) + 0.5
-    blocks = row_blocks(heights, is_interleaved=is_interleaved)
-    scales *= shape[-1] ** -0.5 / 100
-    return Fp8Weight(values, scales, GROUPS, None if blocks is None else blocks.to(GPU))
 
 
 def route(tokens: int, experts: int, top_k: int, popularity: str) -> torch.Tensor:
@@ -305,56 +285,6 @@ def test_neighbours_do_not_change_a_pair() -> None:
             weights = torch.ones(num_tokens, top_k, device=GPU)
             seen.append(moe_experts(x, weights, ids, gate_up, down, ACTIVATION)[0])
         assert all(torch.equal(other, seen[0]) for other in seen[1:])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("heights", [(256, 128, 128), (200, 56)])
-@pytest.mark.parametrize("columns", [512, 208])
-def test_dense(heights: tuple[int, ...], columns: int, kind: WeightScaling) -> None:
-    """By the rule, by every tile, by lanes, by torch; a row's bits in batch-invariant mode."""
-    weight = fp8_matrices((sum(heights), columns), kind, heights)
-    bias = torch.randn(sum(heights), device=GPU).to(BF16)
-    wide = dequantize_fp8(weight, torch.float64)
-    for rows in (1, 17, 64, 70, 700):
-        x = torch.randn(rows, columns, device=GPU).to(BF16)
-        quantized = quantize_rows(x, weight.activations)
-        expected = dequantize_rows(quantized).double() @ wide.T + bias.double()
-        invariant = fp8_linear(x, weight, bias, batch_invariant=True)
-        for got in (fp8_linear(x, weight, bias), invariant):
-            assert relative_error(got, expected) < TOLERANCE
-        assert relative_error(fp8_linear(x, weight), expected - bias.double()) < TOLERANCE
-        assert torch.equal(fp8_linear(x[:1], weight, bias, batch_invariant=True), invariant[:1])
-        for tiles in (
-            DenseTiles(16, 16, 128, 3, 4),
-            DenseTiles(64, 128, 64, 3, 4),
-            DenseTiles(128, 128, 128, 3, 8),
-            DenseTiles(16, 32, 128, 4, 4, splits=2),
-        ):
-            out = x.new_full(expected.shape, float("nan"))
-            assert relative_error(dense_fp8_gemm(quantized, weight, out, tiles, bias), expected) < TOLERANCE
-    for rows in (1, 2, 5, 8):
-        x = torch.randn(rows, columns, device=GPU).to(BF16)
-        quantized = quantize_rows(x, weight.activations)
-        expected = dequantize_rows(quantized).double() @ wide.T + bias.double()
-        for lanes in (FewRowsTiles(8, 4), FewRowsTiles(1, 1), FewRowsTiles(4, 2, 96)):
-            out = x.new_full(expected.shape, float("nan"))
-            assert relative_error(fp8_few_rows(quantized, weight, out, lanes, bias), expected) < TOLERANCE
-        neighbours = x.clone()
-        neighbours[1:] *= -3
-        assert torch.equal(fp8_linear(neighbours, weight)[0], fp8_linear(x, weight)[0])
-
-
-@pytest.mark.parametrize("rows", [65, 66, 130, 1000])
-def test_torch_takes_whole_blocks(rows: int) -> None:
-    """Numbers of rows that torch's product needs filled up, too; the own kernel agrees."""
-    weight = fp8_matrices((384, 1024), "block", (384,))
-    x = torch.randn(rows, 1024, device=GPU).to(BF16)
-    assert uses_torch(rows, 384, 1024, "block")
-    expected = dequantize_rows(quantize_rows(x, GROUPS)).double() @ dequantize_fp8(weight, torch.float64).T
-    got = fp8_linear(x, weight)
-    assert got.shape == expected.shape
-    assert relative_error(got, expected) < TOLERANCE
-    assert relative_error(fp8_linear(x, weight, batch_invariant=True), expected) < TOLERANCE
 
 
 def test_values_beyond_two_to_the_31() -> None:
