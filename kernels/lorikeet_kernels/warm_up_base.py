@@ -18,7 +18,7 @@ from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import GatedActivation
 from lorikeet_kernels.dense.linear import linear
 from lorikeet_kernels.experts.expert_blocks import cut_kind
-from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_kind, moe_experts
+from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_shape, moe_experts
 from lorikeet_kernels.experts.router_logits import BLOCK_ROWS, router_in_parts
 from lorikeet_kernels.experts.routing import RouterLora
 from lorikeet_kernels.launch.device_name import device_name
@@ -28,7 +28,7 @@ from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmas
 from lorikeet_kernels.tiling import OpShape, is_ungrouped, select_pair
 from lorikeet_kernels.tiling.attention_tiles import select_decode, visible_keys
 from lorikeet_kernels.tiling.dense_tiles import MAX_OWN_ROWS, select_dense, select_lanes, uses_torch
-from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
+from lorikeet_kernels.tiling.expert_tiles import select_experts
 from lorikeet_kernels.tiling.few_rows_tiles import MAX_FEW_ROWS, select_few_rows
 
 
@@ -54,8 +54,7 @@ def warm_up_experts(
     seen: set[object] = set()
     for num_tokens in range(1, max_tokens + 1):
         pairs = num_tokens * top_k
-        shape = MoeShape(experts_kind(gate_up.weight), hidden, num_rows // 2, num_experts, pairs)
-        tiles = select_experts(shape, name, batch_invariant=batch_invariant)
+        tiles = select_experts(experts_shape(gate_up, pairs), name, batch_invariant=batch_invariant)
         parts = ("gate_up", "down")
         beside = [lora.side_of(part, num_tokens) is not None for part in parts] if lora else []
         choice = (

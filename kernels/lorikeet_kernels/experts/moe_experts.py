@@ -113,8 +113,8 @@ def moe_experts(
     out = torch.empty_like(x)
     if x.shape[0] == 0:
         return out
-    num_experts, num_rows, hidden = gate_up.weight.shape
-    shape = MoeShape(experts_kind(gate_up.weight), hidden, num_rows // 2, num_experts, topk_ids.numel())
+    num_experts, _, hidden = gate_up.weight.shape
+    shape = experts_shape(gate_up, topk_ids.numel())
     tiles = select_experts(shape, device_name(x), batch_invariant=batch_invariant)
     if lora is not None and not is_ungrouped(topk_ids.numel(), num_experts, lora.segments.num_slots):
         return _with_grouped_lora(x, topk_weights, topk_ids, gate_up, down, activation, lora, tiles, out)
@@ -225,6 +225,15 @@ def experts_kind(weight: DeviceExpertWeight) -> Weights:
     if isinstance(weight, Fp8Weight):
         return "fp8_block" if weight.kind == "block" else "fp8_channel"
     return "fp32" if weight.dtype == torch.float32 else "bf16"
+
+
+def experts_shape(gate_up: ExpertProjection, num_pairs: int) -> MoeShape:
+    """What the tiles of a layer depend on."""
+    num_experts, num_rows, hidden = gate_up.weight.shape
+    kind = experts_kind(gate_up.weight)
+    if kind == "fp8_block" and gate_up.row_order != "concatenated":
+        kind = "fp8_interleaved"
+    return MoeShape(kind, hidden, num_rows // 2, num_experts, num_pairs)
 
 
 def _project(

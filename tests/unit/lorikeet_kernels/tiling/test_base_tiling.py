@@ -26,6 +26,14 @@ def shapes(weights: str, pairs: int) -> MoeShape:
 
 def check(tiles: ExpertTiles, weights: str) -> None:
     """What the kernels ask of their tiles."""
+    if tiles.kernel == "specialized":
+        assert weights == "fp8_block"
+        assert (tiles.block_n, tiles.step, tiles.splits) == (128, 128, 1)
+        assert tiles.block_rows in {128, 192}
+        assert tiles.num_warps == tiles.block_rows // 16 + 4
+        # an H200's shared memory less what barriers take
+        assert tiles.stages * 128 * (tiles.block_rows + 128) <= 220 << 10
+        return
     assert tiles.block_rows & (tiles.block_rows - 1) == 0
     if weights == "mxfp4":
         assert tiles.block_n % (16 * tiles.num_warps) == 0
@@ -54,13 +62,34 @@ def test_near_lengths_share_an_entry_and_other_sizes_do_not() -> None:
     assert select_experts(other, H200) == select_experts(other, "some other card")
 
 
-@pytest.mark.parametrize("weights", ["mxfp4", "bf16", "fp32", "fp8_block", "fp8_channel"])
+@pytest.mark.parametrize("weights", ["mxfp4", "bf16", "fp32", "fp8_block", "fp8_interleaved", "fp8_channel"])
 def test_every_shape_gets_tiles_on_an_unknown_device(weights: str) -> None:
     """The rule covers one pair and a million."""
     for pairs in (1, 40, 200, 1000, 10_000, 1_000_000):
         tiles = select_experts(shapes(weights, pairs), "some other card")
         check(tiles.gate_up, weights)
         check(tiles.down, weights)
+
+
+def test_warps_specialize_for_whole_blocks_and_many_pairs_on_devices_that_can() -> None:
+    """Not for few pairs, ragged blocks, rows in turn, channels, or a device where it was not measured."""
+
+    def kernel(weights: str, inner: int, pairs: int, device: str = H200) -> str:
+        shape = MoeShape(weights, 1024, inner, 8, pairs)  # pyright: ignore[reportArgumentType]
+        tiles = select_experts(shape, device)
+        check(tiles.gate_up, weights)
+        check(tiles.down, weights)
+        return tiles.down.kernel
+
+    for pairs in (8 * 32, 8 * 100, 1 << 20):
+        assert kernel("fp8_block", 384, pairs) == "specialized"
+        assert kernel("fp8_block", 384, pairs, "some other card") == "prefill"
+        assert kernel("fp8_block", 320, pairs) == "prefill"
+        assert kernel("fp8_interleaved", 384, pairs) == "prefill"
+        assert kernel("fp8_channel", 384, pairs) == "prefill"
+    assert kernel("fp8_block", 384, 8 * 31) == "prefill"
+    invariant = select_experts(MoeShape("fp8_block", 1024, 384, 8, 1 << 20), H200, batch_invariant=True)
+    assert invariant.down.kernel == "decode"
 
 
 def test_batch_invariant_tiles_ignore_the_batch() -> None:
