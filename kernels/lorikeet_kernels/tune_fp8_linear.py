@@ -25,7 +25,13 @@ from lorikeet_kernels.dense.fp8_linear import torch_product
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight, WeightScaling, dequantize_fp8
 from lorikeet_kernels.dense.quantize_rows import dequantize_rows, quantize_rows
 from lorikeet_kernels.launch.compile_ahead import compile_ahead
-from lorikeet_kernels.tiling.dense_tiles import MULTIPROCESSORS, DenseTiles, select_dense, select_lanes
+from lorikeet_kernels.tiling.dense_tiles import (
+    MAX_LANE_ROWS,
+    MULTIPROCESSORS,
+    DenseTiles,
+    select_dense,
+    select_lanes,
+)
 from lorikeet_kernels.tiling.few_rows_tiles import WARP_BYTES, FewRowsTiles
 
 SIZES = {
@@ -39,7 +45,6 @@ SIZES = {
 """Outputs and inputs."""
 FLOOR_BYTES_PER_US = 4.3e6
 TOLERANCE = 5e-3  # of results in bfloat16
-MAX_LANE_ROWS = 4
 MIN_TORCH_ROWS = 16
 BY_TORCH = "torch"
 
@@ -51,7 +56,7 @@ def candidates(num_rows: int, out_features: int, in_features: int) -> Iterator[W
     steps = -(-in_features // 128)
     if num_rows <= MAX_LANE_ROWS:
         yield from filter(None, [select_lanes(1, out_features, in_features)])
-        for num_warps in (4, 8, 16):
+        for num_warps in (4, 8):
             chunks = -(-in_features // (WARP_BYTES * num_warps))
             for rows in (1, 2, 4, 8):
                 is_spread = num_warps == 4 or chunks > 1  # no lane idle, no more warps than reach along a row
@@ -62,7 +67,7 @@ def candidates(num_rows: int, out_features: int, in_features: int) -> Iterator[W
     yield select_dense(num_rows, out_features, in_features)
     block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
     for block_n, stages in ((32, 6), (64, 4), (64, 6), (128, 3)):
-        for splits in (1, 2, 4, 8):
+        for splits in (1, 2, 4):
             programs = -(-out_features // block_n) * splits
             is_enough = programs >= MULTIPROCESSORS * (2 if block_n < 128 else 1)
             is_enough |= block_n == 32 and splits == 1  # no second launch

@@ -9,8 +9,9 @@ As in `few_rows_linear` a program loads its rows of the matrix whole before it w
 here the one that quantises x, and lanes multiply by themselves: nothing passes through shared memory but the
 sums.
 
-Floor: the matrix's bytes at 4.3 TB/s. Predicted for one row: 75 % of it, the quantising included, from 60 MB
-on; a lane takes 2 operations a number to widen it and one for each row of x.
+Floor: the matrix's bytes at 4.3 TB/s. Measured on an H200 for one row, the quantising included: 78 % of it at
+67 MB, 91 % at 235 MB, 101 % at 470 MB. A lane takes 2 operations a number to widen it and one for each row
+of x.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.

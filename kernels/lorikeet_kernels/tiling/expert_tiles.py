@@ -17,7 +17,7 @@ FEW_PROGRAMS = 2 * 132
 """Fewer programs than twice an H200's multiprocessors leave some of them idle."""
 
 SPECIALIZED_DEVICES = frozenset({"NVIDIA H200"})
-"""Devices, by name, where kernel "specialized" was measured to be faster; it needs Hopper's warpgroup MMAs."""
+"""Devices where kernel "specialized" was measured to be faster; it needs Hopper's warpgroup MMAs."""
 MIN_SPECIALIZED_ROWS = 32
 MIN_WIDE_ROWS = 96
 

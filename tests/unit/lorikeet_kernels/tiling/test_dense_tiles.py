@@ -36,6 +36,13 @@ def test_splits_make_enough_programs() -> None:
     assert select_dense(65, 8192, 8192).splits == 1
 
 
+def test_more_rows_have_more_steps_on_their_way_where_there_are_many() -> None:
+    """Not of splits too short to have been measured."""
+    assert select_dense(32, 8192, 8192).stages == 4
+    assert select_dense(33, 8192, 8192).stages == 6
+    assert select_dense(64, 5120, 2048).stages == 4
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_batch_invariant_tiles_ignore_the_rows(size: tuple[int, int]) -> None:
     """One choice, and no parts of all rows in memory."""
@@ -48,7 +55,8 @@ def test_lanes_take_very_few_rows_whose_bytes_they_load_at_once() -> None:
     """No more rows than the kernel has sums for, and columns by 16."""
     assert MAX_LANE_ROWS <= MAX_ROWS
     for size in SIZES:
-        assert select_lanes(MAX_LANE_ROWS, *size) is not None
+        assert select_lanes(1, *size) is not None
+        assert (select_lanes(MAX_LANE_ROWS, *size) is not None) == (size[1] <= 2048)
         assert select_lanes(MAX_LANE_ROWS + 1, *size) is None
     assert select_lanes(1, 256, 200) is None
     assert select_lanes(1, 256, 1 << 20) is None
