@@ -60,6 +60,7 @@ def warm_up_experts(
         choice = (
             tiles,
             cut_kind(pairs),
+            num_tokens == 1,  # whose pairs need no cut
             _lora_choice(lora, hidden, num_rows, num_experts, pairs, name),
             *beside,
         )

@@ -3,7 +3,8 @@
     order: the pairs (t K + k) by expert, ascending within one
     blocks[b] = (first place in order, number of pairs <= block_rows, expert, 0), 0 pairs beyond the last
 
-The order is the same in every run. One launch up to 256 pairs, else two; no host sync, no atomics.
+The order is the same in every run. One launch up to 256 pairs, else two; no host sync, no atomics. The pairs
+of one token have experts of their own: for them there is nothing to sort, and `lone_blocks` launches nothing.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -28,18 +29,22 @@ STEP = 32
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
-    """See this module's docstring. Valid for one layer of one step."""
+    """See this module's docstring. Valid for one layer of one step.
+
+    Where `is_lone`, block p is pair p: `order` names the pairs' experts instead, and `blocks` is empty.
+    """
 
     order: torch.Tensor  # [T * K] int32
     blocks: torch.Tensor  # [capacity, 4] int32
     block_rows: int
     num_experts: int
     top_k: int
+    is_lone: bool = False
 
     @property
     def capacity(self) -> int:
         """A bound on the number of blocks, known on the host."""
-        return self.blocks.shape[0]
+        return self.order.shape[0] if self.is_lone else self.blocks.shape[0]
 
 
 def block_capacity(num_pairs: int, num_experts: int, block_rows: int) -> int:
@@ -162,6 +167,12 @@ def expert_blocks(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> 
     if topk_ids.device.type == "cpu" or topk_ids.numel() == 0:
         return expert_blocks_reference(topk_ids, num_experts, block_rows)
     return cut_blocks(topk_ids, num_experts, block_rows)
+
+
+def lone_blocks(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> ExpertBlocks:
+    """Each pair of `topk_ids` [T, K] int32 a block of its own, without a launch; `expert_gemm` takes such."""
+    ids = topk_ids.flatten()
+    return ExpertBlocks(ids, ids.new_empty((0, 4)), block_rows, num_experts, topk_ids.shape[1], is_lone=True)
 
 
 def cut_blocks(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> ExpertBlocks:

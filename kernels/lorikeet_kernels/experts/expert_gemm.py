@@ -11,6 +11,9 @@ out]; delta [T, K, out]. Accumulates in float32; v rounds to x's dtype before th
 more: the bits are those of `expert_linear`, `gated_activation` one after the other. With an activation
 `delta` is added to v between, and the sum rounded. A pair's result depends on no other pair. The reference is
 `expert_linear_reference`.
+
+With `weights_first` a program starts while the launch before it still runs, and has the first `tiles.ahead`
+columns of its rows of W fetched to L2 meanwhile: no register waits for them, and no bit depends on it.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -25,6 +28,7 @@ import triton.language as tl
 from lorikeet_kernels.dense.gated_activation import GatedActivation
 from lorikeet_kernels.dense.row_order import RowOrder, check_row_order
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
+from lorikeet_kernels.lora.fetch_rows import FETCH
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 
 _PAIRINGS = {None: 0, "interleaved": 1, "concatenated": 2}
@@ -39,20 +43,39 @@ def _matrix_row(column, OUT: tl.constexpr, PAIRING: tl.constexpr):
 
 
 @triton.jit
+def _fetch_ahead(
+    weight_ptr, expert,
+    IN: tl.constexpr, OUT: tl.constexpr, PAIRING: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLIT_COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Start the first AHEAD columns of the program's rows on their way to L2."""
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = column < OUT
+    row = tl.where(inside, _matrix_row(column, OUT, PAIRING), 0)
+    begin = tl.program_id(2) * SPLIT_COLUMNS
+    element_bytes: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth // 8
+    size = tl.where(inside, tl.minimum(AHEAD, IN - begin) * element_bytes, 0)
+    place = weight_ptr + (expert * OUT + row) * IN + begin
+    tl.inline_asm_elementwise(
+        FETCH, "=r,l,r", [place.to(tl.int64), size], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _compute(
     out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count, expert,
     num_pairs, alpha, limit, up_offset,
     IN: tl.constexpr, OUT: tl.constexpr, X_DIV: tl.constexpr, PAIRING: tl.constexpr, ACTIVATE: tl.constexpr,
     HAS_LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTED: tl.constexpr, HAS_DELTA: tl.constexpr,
     SPLITS: tl.constexpr, PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, LONE: tl.constexpr,
 ):  # fmt: skip
     """Up to PAIRS pairs times the program's columns."""
     split = tl.program_id(2)
     m = tl.arange(0, PAIRS)
     is_row = m < count
     # places beyond the block's pairs repeat its first; their rows are never stored
-    pair = tl.load(order_ptr + first + tl.where(is_row, m, 0))
+    pair = first + m * 0 if LONE else tl.load(order_ptr + first + tl.where(is_row, m, 0))
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = column < OUT
     row = _matrix_row(column, OUT, PAIRING)
@@ -105,28 +128,40 @@ def _expert_gemm_kernel(
     IN: tl.constexpr, OUT: tl.constexpr, X_DIV: tl.constexpr, PAIRING: tl.constexpr, ACTIVATE: tl.constexpr,
     HAS_LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTED: tl.constexpr, HAS_DELTA: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, HALVES: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, HALVES: tl.constexpr, LONE: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
 ):  # fmt: skip
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        if not WEIGHTS_FIRST:
+            tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     block = tl.program_id(1)
-    first = tl.load(blocks_ptr + block * 4)
-    count = tl.load(blocks_ptr + block * 4 + 1)
-    expert = tl.load(blocks_ptr + block * 4 + 2).to(tl.int64)
-    if count == 0:
-        return
+    if LONE:
+        first = block
+        count = 1
+        expert = tl.load(order_ptr + block).to(tl.int64)
+    else:
+        first = tl.load(blocks_ptr + block * 4)
+        count = tl.load(blocks_ptr + block * 4 + 1)
+        expert = tl.load(blocks_ptr + block * 4 + 2).to(tl.int64)
+        if count == 0:
+            return
+    if PDL and WEIGHTS_FIRST:
+        if AHEAD > 0:
+            SPLIT_COLUMNS: tl.constexpr = (IN + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+            _fetch_ahead(weight_ptr, expert, IN, OUT, PAIRING, BLOCK_N, SPLIT_COLUMNS, AHEAD)
+        tl.extra.cuda.gdc_wait()
     if HALVES and count <= BLOCK_M // 2:  # an expert's last block: half the work where half suffices
         _compute(
             out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count, expert,
             num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS,
-            HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES,
+            HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, LONE,
         )  # fmt: skip
     else:
         _compute(
             out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count, expert,
             num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS,
-            HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+            HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LONE,
         )  # fmt: skip
 
 
@@ -142,8 +177,13 @@ def expert_gemm(
     activation: GatedActivation | None = None,
     row_order: RowOrder | None = None,
     delta: torch.Tensor | None = None,
+    weights_first: bool = False,
 ) -> torch.Tensor:
-    """Write every pair's result into `out` and return it; see this module's docstring."""
+    """Write every pair's result into `out` and return it; see this module's docstring.
+
+    `weights_first` only where the launch before started after the making of `blocks` had ended: another of
+    this op over them, or what follows one.
+    """
     _check(x, weight, blocks, out, tiles, activation, row_order)
     if blocks.capacity == 0:
         return out
@@ -151,19 +191,27 @@ def expert_gemm(
     limit = constants.limit
     out_features = weight.shape[1]
     on_gpu = x.device.type == "cuda"
+    ahead = tiles.ahead if weights_first and _can_fetch(weight) else 0
     dependent = {"launch_pdl": True} if on_gpu else {}
     _expert_gemm_kernel[(triton.cdiv(out_features, tiles.block_n), blocks.capacity, tiles.splits)](
         out, x, weight, x if bias is None else bias, x if topk_weights is None else topk_weights,
-        x if delta is None else delta, blocks.order, blocks.blocks, blocks.order.shape[0],
+        x if delta is None else delta, blocks.order, blocks.order if blocks.is_lone else blocks.blocks,
+        blocks.order.shape[0],
         constants.alpha, 0.0 if limit is None else limit, constants.up_offset,
         IN=weight.shape[2], OUT=out_features, X_DIV=blocks.top_k if x.dim() == 2 else 1,
         PAIRING=_PAIRINGS[row_order if activation else None], ACTIVATE=activation is not None,
         HAS_LIMIT=limit is not None, HAS_BIAS=bias is not None, HAS_ROUTED=topk_weights is not None,
         HAS_DELTA=delta is not None, SPLITS=tiles.splits, BLOCK_M=max(16, tiles.block_rows),
         BLOCK_N=tiles.block_n, BLOCK_K=tiles.step, STAGES=tiles.stages, HALVES=tiles.block_rows >= 128,
-        PDL=on_gpu, num_warps=tiles.num_warps, **dependent,
+        LONE=blocks.is_lone, AHEAD=ahead, PDL=on_gpu, WEIGHTS_FIRST=weights_first, num_warps=tiles.num_warps,
+        **dependent,
     )  # fmt: skip
     return out
+
+
+def _can_fetch(weight: torch.Tensor) -> bool:
+    """Whether rows start at multiples of 16 bytes; steps of the tiles do anyway."""
+    return weight.data_ptr() % 16 == 0 and weight.shape[2] * weight.element_size() % 16 == 0
 
 
 def _check(

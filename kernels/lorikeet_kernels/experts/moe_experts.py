@@ -1,12 +1,12 @@
 """The experts of a MoE layer on a GPU: both GEMMs with what follows them fused, LoRA between, the top-k sum.
 
 Three launches beside the cut of the pairs into blocks: gate_up with bias and activation, down with bias and
-routed weight, the sum. With adapters, decode batches get their delta added inside the same launches, or,
-where gate_up's is made beside its GEMM, by an activation of its own; prefill batches store gate_up's and
-down's rows, to which the LoRA ops add. Rows without an adapter have the same bits in every way, and those
-with one the same beside as before the GEMM. Experts in FP8 take rows quantised first, a launch before each
-GEMM; adapters see the rows as they were. The reference is `expert_linear`, `gated_activation` and `moe_sum`
-one after the other.
+routed weight, the sum. One token needs no cut where weights are not packed. With adapters, decode batches get
+their delta added inside the same launches, or, where gate_up's is made beside its GEMM, by an activation of
+its own; prefill batches store gate_up's and down's rows, to which the LoRA ops add. Rows without an adapter
+have the same bits in every way, and those with one the same beside as before the GEMM. Experts in FP8 take
+rows quantised first, a launch before each GEMM; adapters see the rows as they were. The reference is
+`expert_linear`, `gated_activation` and `moe_sum` one after the other.
 
 Beside LoRA gate_up's GEMM stores its rows, which the activation reads: 4 P I elements more for P pairs.
 gpt-oss-20b at 32 rows, bf16: 2.9 MB, 0.7 us at 4.3 TB/s; the launch takes 2.2 us, and `tiling.lora_overlap`
@@ -24,7 +24,7 @@ from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation
 from lorikeet_kernels.dense.quantize_rows import quantize_rows
 from lorikeet_kernels.dense.row_order import RowOrder
-from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, expert_blocks
+from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, expert_blocks, lone_blocks
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
 from lorikeet_kernels.experts.moe_sum import moe_sum_parts, sum_pairs
@@ -162,7 +162,10 @@ def _activated(
     """[T, K, I] after the activation, adapters included, for batches whose pairs are not grouped."""
     num_experts, num_rows, _ = gate_up.weight.shape
     order = gate_up.row_order
-    cut = partial(expert_blocks, topk_ids, num_experts, tiles.block_rows)
+    is_plain = isinstance(gate_up.weight, torch.Tensor)
+    # one token's experts differ, so that no block would have a second pair
+    make_blocks = lone_blocks if is_plain and topk_ids.shape[0] == 1 else expert_blocks
+    cut = partial(make_blocks, topk_ids, num_experts, tiles.block_rows)
     if lora is None:
         blocks, act = cut(), x.new_empty((*topk_ids.shape, num_rows // 2))
         _project(x, gate_up, blocks, act, tiles, activation=activation, is_ready=True)
@@ -267,4 +270,5 @@ def _project(
     expert_gemm(
         x, projection.weight, blocks, out, tiles, bias=bias, topk_weights=topk_weights,
         activation=activation, row_order=projection.row_order, delta=delta,
+        weights_first=weights_first and tiles.kernel == "decode",
     )  # fmt: skip

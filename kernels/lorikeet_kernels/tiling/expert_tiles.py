@@ -32,9 +32,10 @@ class ExpertTiles:
 
     A program takes `block_rows` pairs and `block_n` of the matrix's rows; `step` chunks (mxfp4, 64 columns
     each) or columns (bf16, fp8) at once, `stages` of them in flight. `splits` > 1 splits the columns, whose
-    parts the top-k sum adds up. `kernel` "decode" is for few pairs (mxfp4: in the MMA's columns of 8),
-    "prefill" for many; "specialized" is fp8's for many and whole blocks: a warpgroup loads, each other one
-    multiplies 64 of the pairs.
+    parts the top-k sum adds up. `ahead` columns (bf16, a multiple of 8) are fetched to L2 while the launch
+    before still runs. `kernel` "decode" is for few pairs (mxfp4: in the MMA's columns of 8), "prefill" for
+    many; "specialized" is fp8's for many and whole blocks: a warpgroup loads, each other one multiplies 64 of
+    the pairs.
     """
 
     kernel: Literal["decode", "prefill", "specialized"]
@@ -44,6 +45,7 @@ class ExpertTiles:
     stages: int
     num_warps: int
     splits: int = 1
+    ahead: int = 0
     max_registers: int | None = None
 
 

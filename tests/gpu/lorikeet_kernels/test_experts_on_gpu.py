@@ -1,11 +1,14 @@
 """The expert GEMMs on a GPU against float64: MXFP4 and bf16, every kernel, hard shapes, 64-bit offsets."""
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 
 from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation_reference
 from lorikeet_kernels.dense.row_order import RowOrder
-from lorikeet_kernels.experts.expert_blocks import expert_blocks, expert_blocks_reference
+from lorikeet_kernels.experts.expert_blocks import expert_blocks, expert_blocks_reference, lone_blocks
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, device_expert_weight, moe_experts
 from lorikeet_kernels.experts.moe_sum import moe_sum_parts, sum_pairs
@@ -159,6 +162,20 @@ def test_bf16(experts: int, hidden: int, inner: int, top_k: int, row_order: RowO
                 out = act.new_full(pairs.shape, float("nan"))
                 expert_gemm(act, down, blocks, out, tiles, topk_weights=weights)
                 assert relative_error(out, pairs) < TOLERANCE
+                # behind another launch, whose end only x waits for, and of one token without a cut
+                cuts = [blocks, lone_blocks(ids, experts, tiles.block_rows)][: 2 if num_tokens == 1 else 1]
+                for cut, ahead in product(cuts, (0, 64, 4096)):
+                    again = torch.full_like(out, float("nan"))
+                    expert_gemm(
+                        act,
+                        down,
+                        cut,
+                        again,
+                        replace(tiles, ahead=ahead),
+                        topk_weights=weights,
+                        weights_first=True,
+                    )
+                    assert torch.equal(again, out)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 
 from lorikeet_kernels.dense.gated_activation import GatedActivation, activate_rows, gated_activation_reference
 from lorikeet_kernels.dense.rms_norm import norm_rows, rms_norm_reference
-from lorikeet_kernels.experts.expert_blocks import cut_blocks, expert_blocks_reference
+from lorikeet_kernels.experts.expert_blocks import cut_blocks, expert_blocks_reference, lone_blocks
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.expert_linear import expert_linear_reference
 from lorikeet_kernels.experts.moe_sum import moe_sum_parts_reference, moe_sum_reference, sum_pairs, sum_parts
@@ -125,6 +125,26 @@ def check_expert_gemm() -> None:
         whole = torch.empty(tokens, hidden, dtype=dtype)
         sum_parts(parts, whole, ids, weights, bias=down_bias)
         assert relative_error(whole, expected.float().sum(1)) < 3 * TOLERANCE[dtype]
+        _check_lone_pairs(x[:1], gate_up, down, ids[:1].flip(1).contiguous(), tiles)
+
+
+def _check_lone_pairs(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, ids: torch.Tensor, tiles: ExpertTiles
+) -> None:
+    """One token's pairs, blocks of their own without a cut: the bits of the cut ones."""
+    experts, columns = gate_up.shape[:2]
+    got: list[tuple[torch.Tensor, ...]] = []
+    for blocks in (cut_blocks(ids, experts, 16), lone_blocks(ids, experts, 16)):
+        act = x.new_full((1, ids.shape[1], columns // 2), float("nan"))
+        activation = GatedActivation(1.702, 1.5, 1.0)
+        expert_gemm(x, gate_up, blocks, act, tiles, activation=activation, row_order="concatenated")
+        out = x.new_full((1, ids.shape[1], down.shape[1]), float("nan"))
+        weights = torch.arange(1.0, 1 + ids.shape[1])[None]
+        expert_gemm(act, down, blocks, out, tiles, topk_weights=weights, weights_first=True)
+        parts = torch.full((2, *out.shape), float("nan"))
+        expert_gemm(act, down, blocks, parts, replace(tiles, splits=2), weights_first=True)
+        got.append((act, out, parts))
+    assert all(torch.equal(lone, cut) and lone.isfinite().all() for cut, lone in zip(*got, strict=True))
 
 
 def check_row_ops() -> None:
