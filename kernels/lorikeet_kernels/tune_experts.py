@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
@@ -67,7 +67,8 @@ def candidates(pairs_per_expert: float, columns: int) -> list[ExpertTiles]:
             tried.append(ExpertTiles("prefill", rows, block_n, GROUP, min(stages, steps), warps))
     if pairs_per_expert > _FEW:
         for rows, stages in ((192, 4), (192, 5), (128, 6)):
-            tried.append(ExpertTiles("specialized", rows, GROUP, GROUP, stages, rows // 16 + 4))
+            own = ExpertTiles("specialized", rows, GROUP, GROUP, stages, rows // 16 + 4)
+            tried += [own, replace(own, keeps_pairs=True)]
     return list(dict.fromkeys(tried))
 
 
@@ -206,7 +207,8 @@ def tune(case: Case, until: float) -> None:
                 f"{us:8.1f} us "
                 f"{num_bytes / us * 1e-6:5.2f} TB/s {flop / us * 1e-6:5.0f} TFLOP/s  "
                 f"{tiles.kernel} rows {tiles.block_rows} n {tiles.block_n} stages {tiles.stages} "
-                f"warps {tiles.num_warps}{' (rule)' if tiles == gemm.rule else ''}\n"
+                f"warps {tiles.num_warps}{' keeps pairs' if tiles.keeps_pairs else ''}"
+                f"{' (rule)' if tiles == gemm.rule else ''}\n"
             )
             kept = best.setdefault(tiles.block_rows, {})
             if gemm.is_gate_up not in kept or us < kept[gemm.is_gate_up][0]:

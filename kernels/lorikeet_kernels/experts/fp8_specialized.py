@@ -137,12 +137,16 @@ def _round(value, dtype: gl.constexpr):
 
 @gluon.jit
 def _store(
-    acc, finish, order_ptr, first, count, expert, tile, OUT: gl.constexpr, ACTIVATE: gl.constexpr,
+    acc, finish, order_ptr, held, first, count, expert, tile, OUT: gl.constexpr, ACTIVATE: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
-    ACC: gl.constexpr,
+    KEEP: gl.constexpr, ACC: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
-    """What follows the product of a tile, for the `count` pairs from place `first` on."""
+    """What follows the product of a tile, for the `count` pairs from place `first` on.
+
+    With KEEP `held` are the pairs of the accumulator's rows, of what is stored, and routed weights.
+    """
     out_ptr, bias_ptr, routed_ptr, delta_ptr, alpha, limit, up_offset = finish
+    pair, stored, routed = held
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
     column = gl.arange(0, TILE, layout=gl.SliceLayout(0, ACC))
@@ -151,7 +155,8 @@ def _store(
     row = tile * WIDTH + column % WIDTH + column // WIDTH * (OUT // 2)
     if HAS_BIAS:
         acc += gl.load(bias_ptr + expert.to(gl.int64) * OUT + row).to(gl.float32)[None, :]
-    pair = gl.load(order_ptr + first + gl.where(r < count, r, 0))
+    if not KEEP:
+        pair = gl.load(order_ptr + first + gl.where(r < count, r, 0))
     if ACTIVATE:
         value = _round(acc, dtype)
         if HAS_DELTA:
@@ -165,13 +170,14 @@ def _store(
         y = (gate / (1.0 + gl.exp(-alpha * gate)) * (up + up_offset)).to(dtype)
     else:
         if HAS_ROUTED:
-            acc *= gl.load(routed_ptr + pair)[:, None]
+            if not KEEP:
+                routed = gl.load(routed_ptr + pair)
+            acc *= routed[:, None]
         y = acc.to(dtype)
-    # rows are stored by neighbouring lanes, 16 bytes each
-    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
     y = gl.convert_layout(y, WIDE)
     w = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
-    stored = gl.load(order_ptr + first + gl.where(w < count, w, 0))
+    if not KEEP:
+        stored = gl.load(order_ptr + first + gl.where(w < count, w, 0))
     to = tile * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, WIDE))
     at = out_ptr + (stored.to(gl.int64) * (OUT // HALVES))[:, None] + to[None, :]
     gl.store(at, y, mask=(w < count)[:, None])
@@ -182,7 +188,7 @@ def _multiply(
     part: gl.constexpr, ring, work, finish, x_scale_ptr, scale_ptr,
     IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
-    RANGES: gl.constexpr,
+    RANGES: gl.constexpr, KEEP: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup that multiplies: its ROWS of each item's pairs."""
     x_ring, weight_ring, full, empty = ring
@@ -192,6 +198,9 @@ def _multiply(
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 32]
     )
+    # rows are stored by neighbouring lanes, 16 bytes each
+    WIDTH: gl.constexpr = TILE // 2 if ACTIVATE else TILE
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
     STEPS: gl.constexpr = IN // STEP
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
     is_gate = (gl.arange(0, TILE, layout=gl.SliceLayout(0, ACC)) < TILE // 2)[None, :]
@@ -202,6 +211,13 @@ def _multiply(
         own = count - part * ROWS
         if own > 0:
             pair = gl.load(order_ptr + first + gl.where(r < own, r, 0))
+            stored = pair
+            routed = pair
+            if KEEP:
+                place = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
+                stored = gl.load(order_ptr + first + gl.where(place < own, place, 0))
+                if HAS_ROUTED:
+                    routed = gl.load(finish[2] + pair)
             x_scale_at = x_scale_ptr + (pair // X_DIV).to(gl.int64) * STEPS
             for tile in range(begin, end):
                 # gate's scales, or the only ones, and up's
@@ -240,8 +256,8 @@ def _multiply(
                     x_scale, scale, up_scale = next_x_scale, next_scale, next_up_scale
                     turn += 1
                 _store(
-                    acc, finish, order_ptr, first, own, expert, tile, OUT, ACTIVATE, HAS_LIMIT, HAS_BIAS,
-                    HAS_ROUTED, HAS_DELTA, ACC,
+                    acc, finish, order_ptr, (pair, stored, routed), first, own, expert, tile, OUT, ACTIVATE,
+                    HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, KEEP, ACC, WIDE,
                 )  # fmt: skip
         elif count > 0:
             # the others' steps pass by: a slot is empty when every warpgroup has said so
@@ -258,7 +274,7 @@ def _fp8_specialized_kernel(
     blocks_ptr, num_items, alpha, limit, up_offset,
     IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
-    RANGES: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    RANGES: gl.constexpr, KEEP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The launch's own warpgroup loads, GROUPS others multiply."""
     if PDL:
@@ -284,15 +300,15 @@ def _fp8_specialized_kernel(
                 (_load, (ring, work, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES)),
                 (_multiply, (
                     0, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
-                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, KEEP,
                 )),
                 (_multiply, (
                     1, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
-                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, KEEP,
                 )),
                 (_multiply, (
                     2, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
-                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, KEEP,
                 )),
             ],
             [4, 4, 4], [152, 152, 152],
@@ -304,11 +320,11 @@ def _fp8_specialized_kernel(
                 (_load, (ring, work, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES)),
                 (_multiply, (
                     0, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
-                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, KEEP,
                 )),
                 (_multiply, (
                     1, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
-                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, KEEP,
                 )),
             ],
             [4, 4], [216, 216],
@@ -347,7 +363,8 @@ def launch_specialized(
         constants.alpha, 0.0 if limit is None else limit, constants.up_offset,
         IN=in_features, OUT=out_features, X_DIV=blocks.top_k if x.values.dim() == 2 else 1,
         ACTIVATE=activation is not None, HAS_LIMIT=limit is not None, HAS_BIAS=bias is not None,
-        HAS_ROUTED=topk_weights is not None, HAS_DELTA=delta is not None, RANGES=ranges, GROUPS=groups,
-        STAGES=tiles.stages, PDL=True, num_warps=4, maxnreg=_THREAD_REGISTERS[groups], launch_pdl=True,
+        HAS_ROUTED=topk_weights is not None, HAS_DELTA=delta is not None, RANGES=ranges,
+        KEEP=tiles.keeps_pairs, GROUPS=groups, STAGES=tiles.stages, PDL=True,
+        num_warps=4, maxnreg=_THREAD_REGISTERS[groups], launch_pdl=True,
     )  # fmt: skip
     return out

@@ -50,6 +50,8 @@ SPECIALIZED = (
     ExpertTiles("specialized", 192, 128, 128, 4, 16),
     ExpertTiles("specialized", 192, 128, 128, 5, 16),
     ExpertTiles("specialized", 128, 128, 128, 6, 12),
+    ExpertTiles("specialized", 192, 128, 128, 5, 16, keeps_pairs=True),
+    ExpertTiles("specialized", 128, 128, 128, 6, 12, keeps_pairs=True),
 )
 # experts, hidden, inner, top_k: whole blocks, ragged ones, ragged steps
 SHAPES = ((4, 256, 128, 2), (5, 384, 192, 2), (3, 208, 80, 1))
