@@ -1,6 +1,6 @@
 """Which ops of a model can be launched in which shapes, and each distinct one launched once. GPU only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -76,6 +76,7 @@ def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) 
     """Dense projections in FP8 or of few rows, and all projections' LoRA ops; how many batches it took."""
     side = _fixed(forward).side
     beside_tokens = range(0) if side is None else side.rows.dense
+    joined_tokens = range(0) if side is None else side.rows.joined
     seen: set[object] = set()
     count = 0
     for linear, most in (
@@ -106,7 +107,19 @@ def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) 
             max_tokens=most,
             beside_tokens=range(0) if linear is forward.model.lm_head else beside_tokens,
         )
+        if linear is not forward.model.lm_head:
+            count += _warm_up_joined(forward, linear, [n for n in joined_tokens if n <= most])
     return count
+
+
+def _warm_up_joined(forward: ForwardPass, linear: Linear, tokens: Sequence[int]) -> int:
+    """Launch a projection with its adapters in one, where it can be."""
+    for num_tokens in tokens:
+        weight = linear.weight
+        x = torch.zeros((num_tokens, weight.shape[1]), dtype=forward.tables.arena.dtype, device=weight.device)
+        slots = torch.full((num_tokens,), -1, dtype=torch.int32, device=weight.device)
+        linear.beside(x, forward.lora(slots, has_adapters=True, beside=True))
+    return len(tokens)
 
 
 def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:

@@ -92,6 +92,7 @@ class Attention:
             interleaved=places.is_pairwise,
             factors=places.query_factors,
             delta=None if qkv.delta is None else qkv.delta.view_as(heads),
+            delta_is_joined=qkv.is_joined,
             scales=cache.scales,
         )
         out = torch.empty((x.shape[0], shape.num_heads, shape.head_dim), dtype=x.dtype, device=x.device)

@@ -9,6 +9,7 @@ from inference_service.layers.projected import Projected
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.linear import linear
+from lorikeet_kernels.lora.few_rows_lora import joined_linear
 from lorikeet_kernels.lora.lora_linear import lora_linear
 
 
@@ -48,14 +49,28 @@ class Linear:
         return y
 
     def beside(self, x: torch.Tensor, lora: LoraBatch) -> Projected:
-        """As a call, for a reader that can add: where a batch has a side stream its adapters run there."""
+        """As a call, for a reader that can add: adapters run on a batch's side stream, or in the same launch."""
         side = lora.side
-        if not lora.is_active or side is None or x.shape[0] not in side.rows.dense:
+        if not lora.is_active or side is None:
+            return Projected(self(x, lora))
+        joined = self._joined(x, lora) if x.shape[0] in side.rows.joined else None
+        if joined is not None:
+            return Projected(*joined, is_joined=True)
+        if x.shape[0] not in side.rows.dense:
             return Projected(self(x, lora))
         shape = (x.shape[0], sum(self.sites.out_features))
         delta = torch.empty(shape, dtype=torch.float32, device=x.device)
         y = side.beside(lambda: self.base(x), lambda: self._adapt(delta, x, lora, accumulate=False))
         return Projected(y, delta)
+
+    def _joined(self, x: torch.Tensor, lora: LoraBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if isinstance(self.weight, Fp8Weight) or self.batch_invariant:
+            return None
+        sites = self.sites
+        return joined_linear(
+            x, self.weight, self.bias, lora.segments, lora.tables, sites.indices, sites.out_features,
+            sites.num_slices,
+        )  # fmt: skip
 
     def base(self, x: torch.Tensor) -> torch.Tensor:
         """The projection without adapters."""

@@ -19,4 +19,11 @@ class RmsNorm:
 
     def after(self, projected: Projected, residual: torch.Tensor) -> torch.Tensor:
         """Return the norm of `projected` + residual, which `residual` then holds."""
-        return rms_norm(projected.y, self.weight, self.eps, residual, projected.delta)
+        return rms_norm(
+            projected.y,
+            self.weight,
+            self.eps,
+            residual,
+            projected.delta,
+            delta_is_joined=projected.is_joined,
+        )

@@ -10,10 +10,12 @@ class Projected:
     """Rows `y` [T, N]; whoever reads them adds `delta` [T, N] float32 first and rounds to y's dtype.
 
     The sum has the bits of rows whose adapters were added in place. Where a row has none, so have y's own.
+    `is_joined`: one launch made both, so that the reader's may start ahead of its end.
     """
 
     y: torch.Tensor
     delta: torch.Tensor | None = None
+    is_joined: bool = False
 
     def whole(self) -> torch.Tensor:
         """`y`, which receives the sum: for a reader that cannot add, and for the only one."""

@@ -6,7 +6,10 @@ from lorikeet_bench.load.model_part import ModelPart
 
 # First match wins.
 _PATTERNS = (
-    (ModelPart.ADAPTERS, r"lora|register_segments|grouped_(shrink|expand)|^_(count|scan|scatter)_kernel"),
+    (
+        ModelPart.ADAPTERS,
+        r"(?<!few_rows_)lora|register_segments|grouped_(shrink|expand)|^_(count|scan|scatter)_kernel",
+    ),
     (ModelPart.EXPERTS, r"mxfp4|expert_gemm|^_fp8_(gemm|specialized)|moe_sum|gated_activation"),
     (ModelPart.QUANTIZED, r"^_quantize"),
     (

@@ -16,6 +16,8 @@ and after the factor; k and v in `heads` are left as they were.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -202,9 +204,13 @@ def attention_inputs(
     norms_rotated: bool = False,
     factors: torch.Tensor | None = None,
     delta: torch.Tensor | None = None,
+    delta_is_joined: bool = False,
     scales: KvScales | None = None,
 ) -> torch.Tensor:
-    """Prepare the queries in place, write keys and values into the caches, and return the queries' view."""
+    """Prepare the queries in place, write keys and values into the caches, and return the queries' view.
+
+    `delta_is_joined` where one launch made heads and delta.
+    """
     num_heads, dim = heads.shape[1:]
     kv_heads = key_cache.shape[2]
     if key_cache.shape != value_cache.shape or key_cache.shape[3] != dim or not heads.is_contiguous():
@@ -225,7 +231,9 @@ def attention_inputs(
             f"attention_inputs: delta {delta.dtype} {tuple(delta.shape)} is not contiguous float32 like heads"
         )
     check_scales("attention_inputs", key_cache, value_cache, scales)
-    launch = attention_inputs_reference if heads.device.type == "cpu" else prepare_heads
+    launch = attention_inputs_reference
+    if heads.device.type != "cpu":
+        launch = partial(prepare_heads, delta_is_joined=delta_is_joined)
     return launch(
         heads, key_cache, value_cache, slot_mapping, norm_weight=norm_weight, eps=eps, positions=positions,
         table=table, interleaved=interleaved, norms_rotated=norms_rotated, factors=factors, delta=delta,
@@ -247,11 +255,13 @@ def prepare_heads(
     norms_rotated: bool = False,
     factors: torch.Tensor | None = None,
     delta: torch.Tensor | None = None,
+    delta_is_joined: bool = False,
     scales: KvScales | None = None,
 ) -> torch.Tensor:
     """Launch; `attention_inputs` on a GPU, and what the interpreter tests.
 
-    A delta comes from another stream, after whose join a launch waits for what is before it in any case.
+    A delta that is not of the launch before comes from another stream, after whose join a launch waits for
+    what is before it in any case.
     """
     num_tokens, num_heads, dim = heads.shape
     kv_heads = key_cache.shape[2]
@@ -272,6 +282,6 @@ def prepare_heads(
             NORM=norm_weight is not None, NORMS_ROTATED=norms_rotated, ROTATE=table is not None,
             TEMPERATURE=factors is not None, HAS_DELTA=delta is not None, HAS_SCALES=scales is not None,
             BLOCK=block, PDL=pdl, num_warps=2,
-            **({"launch_pdl": True} if pdl and delta is None else {}),
+            **({"launch_pdl": True} if pdl and (delta is None or delta_is_joined) else {}),
         )  # fmt: skip
     return heads[:, : num_heads - 2 * kv_heads]

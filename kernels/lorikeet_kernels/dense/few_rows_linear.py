@@ -86,20 +86,19 @@ def _load_chunk(x_ptr, c: tl.constexpr, T: tl.constexpr, IN: tl.constexpr, CHUNK
     return xs
 
 
-# where a bias or a result lies decides nothing: a model's biases lie anywhere
-@triton.jit(do_not_specialize_on_alignment=["out_ptr", "bias_ptr"])
-def _few_rows_kernel(
-    out_ptr, x_ptr, weight_ptr, bias_ptr,
+@triton.jit
+def few_rows_program(
+    program, out_ptr, x_ptr, weight_ptr, bias_ptr,
     T: tl.constexpr, T_P2: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Numbers are loaded in pairs, as words: IN, CHUNK and VECTOR count these.
+    """What one program does. Numbers are loaded in pairs, as words: IN, CHUNK and VECTOR count these.
 
     Numbers of 16 bits are taken apart right behind their load, which then waits for the weight there, before
     it has asked for x.
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    n = program * ROWS + tl.arange(0, ROWS)
     # rows beyond the weight repeat the last one; they are never stored
     weight_row = tl.minimum(n, OUT - 1).to(tl.int64)
     k = tl.arange(0, CHUNK)
@@ -138,6 +137,19 @@ def _few_rows_kernel(
     tl.store(at, y.to(dtype), mask=(n < OUT)[:, None] & (t < T)[None, :])
 
 
+# where a bias or a result lies decides nothing: a model's biases lie anywhere
+@triton.jit(do_not_specialize_on_alignment=["out_ptr", "bias_ptr"])
+def _few_rows_kernel(
+    out_ptr, x_ptr, weight_ptr, bias_ptr,
+    T: tl.constexpr, T_P2: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    few_rows_program(
+        tl.program_id(0), out_ptr, x_ptr, weight_ptr, bias_ptr, T, T_P2, IN, OUT, HAS_BIAS, ROWS, CHUNK,
+        CHUNKS, VECTOR, PDL,
+    )  # fmt: skip
+
+
 def few_rows_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tiles: FewRowsTiles
 ) -> torch.Tensor:
@@ -160,18 +172,31 @@ def few_rows_linear(
         return out
     if num_rows > MAX_LANE_ROWS:
         raise ValueError(f"few_rows_linear: {tiles} take {MAX_LANE_ROWS} rows at most, not {num_rows}")
-    words = VECTOR_BYTES // 4
-    chunk = words * LANES * tiles.num_warps
     pdl = x.device.type == "cuda"
     _few_rows_kernel[(triton.cdiv(out_features, tiles.rows),)](
         out, x.view(torch.int32), weight.view(torch.int32), out if bias is None else bias,
-        T=num_rows, T_P2=triton.next_power_of_2(num_rows), IN=in_features // 2, OUT=out_features,
-        HAS_BIAS=bias is not None, ROWS=tiles.rows, CHUNK=chunk,
-        CHUNKS=num_chunks(in_features, tiles.num_warps), VECTOR=words, PDL=pdl, num_warps=tiles.num_warps,
+        **few_rows_constants(num_rows, weight, tiles), HAS_BIAS=bias is not None, PDL=pdl,
+        num_warps=tiles.num_warps,
         **({} if tiles.max_registers is None else {"maxnreg": tiles.max_registers}),
         **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out
+
+
+def few_rows_constants(num_rows: int, weight: torch.Tensor, tiles: FewRowsTiles) -> dict[str, int]:
+    """The sizes that `few_rows_program` is compiled for."""
+    out_features, in_features = weight.shape
+    words = VECTOR_BYTES // 4
+    return {
+        "T": num_rows,
+        "T_P2": triton.next_power_of_2(num_rows),
+        "IN": in_features // 2,
+        "OUT": out_features,
+        "ROWS": tiles.rows,
+        "CHUNK": words * LANES * tiles.num_warps,
+        "CHUNKS": num_chunks(in_features, tiles.num_warps),
+        "VECTOR": words,
+    }
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -69,10 +69,13 @@ def norm_rows(
     residual: torch.Tensor | None,
     out: torch.Tensor,
     delta: torch.Tensor | None = None,
+    *,
+    delta_is_joined: bool = False,
 ) -> torch.Tensor:
     """Launch over contiguous rows; `rms_norm` on a GPU, and what the interpreter tests.
 
-    A delta comes from another stream, after whose join a launch waits for what is before it in any case.
+    A delta that is not of the launch before comes from another stream, after whose join a launch waits for
+    what is before it in any case.
     """
     width = weight.shape[0]
     num_rows = x.numel() // width
@@ -83,7 +86,7 @@ def norm_rows(
             out, x, x if residual is None else residual, x if delta is None else delta, weight, eps,
             WIDTH=width, HAS_RESIDUAL=residual is not None, HAS_DELTA=delta is not None, BLOCK=block, PDL=pdl,
             num_warps=min(16, max(1, block // 512)),
-            **({"launch_pdl": True} if pdl and delta is None else {}),
+            **({"launch_pdl": True} if pdl and (delta is None or delta_is_joined) else {}),
         )  # fmt: skip
     return out
 
@@ -94,10 +97,12 @@ def rms_norm(
     eps: float,
     residual: torch.Tensor | None = None,
     delta: torch.Tensor | None = None,
+    *,
+    delta_is_joined: bool = False,
 ) -> torch.Tensor:
     """Return the norm of `x`, or of `x + residual`; in the latter case `residual` becomes that sum.
 
-    `delta` is added to `x` first, which itself stays as it is.
+    `delta` is added to `x` first, which itself stays as it is; `delta_is_joined` where one launch made both.
     """
     if x.shape[-1:] != weight.shape:
         raise ValueError(f"rms_norm: weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
@@ -108,6 +113,5 @@ def rms_norm(
     if residual is not None and not residual.is_contiguous():
         raise ValueError(f"rms_norm: residual's strides {residual.stride()} are not contiguous")
     out = torch.empty_like(x).contiguous()
-    return norm_rows(
-        x.contiguous(), weight, eps, residual, out, None if delta is None else delta.contiguous()
-    )
+    added = None if delta is None else delta.contiguous()
+    return norm_rows(x.contiguous(), weight, eps, residual, out, added, delta_is_joined=delta_is_joined)

@@ -21,6 +21,9 @@ MoE's does not. Every launch lets the one after start ahead of its own end: an e
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -38,7 +41,7 @@ SPIN_LIMIT = 1 << 22  # seconds: beyond it a part was lost, and NaN says so
 
 
 @triton.jit
-def _shrink_part(
+def shrink_part(
     x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, partial_ptr,
     program, site0, site1, site2, num_sites, num_slots,
     K: tl.constexpr, TOP_K: tl.constexpr, X_DIV: tl.constexpr, HAS_EXPERTS: tl.constexpr,
@@ -106,7 +109,7 @@ def _sum_parts(part_ptr, expected, SPLITS: tl.constexpr, H_ROWS: tl.constexpr, R
 
 
 @triton.jit
-def _expand_tile(
+def expand_tile(
     out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, weight_ptr,
     partial_ptr, seen_ptr, program, site0, site1, site2, num_sites, num_slots,
     N: tl.constexpr, TOP_K: tl.constexpr, HAS_EXPERTS: tl.constexpr, HAS_WEIGHT: tl.constexpr,
@@ -186,19 +189,82 @@ def _pair_lora_kernel(
     program = tl.program_id(0)
     num_parts = num_pairs * PARTS
     if program < num_parts:
-        _shrink_part(
+        shrink_part(
             x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, partial_ptr,
             program, site0, site1, site2, num_sites, num_slots,
             K, TOP_K, X_DIV, HAS_EXPERTS, NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_K, SLOT_SCAN,
             PDL,
         )  # fmt: skip
     else:
-        _expand_tile(
+        expand_tile(
             out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, weight_ptr,
             partial_ptr, seen_ptr, program - num_parts, site0, site1, site2, num_sites, num_slots,
             N, TOP_K, HAS_EXPERTS, HAS_WEIGHT, INTERLEAVED, ACCUMULATE, LANES, NUM_LANES, TILES,
             NUM_LAUNCH_SITES, ROWS, CHUNKS, SPLITS, BLOCK_N, RANK_P2, SLOT_SCAN, SPIN_LIMIT, PDL,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PairPlan:
+    """What the launches over pairs of one shape share: sizes to compile for, and their scratch memory."""
+
+    constants: dict[str, Any]
+    programs_a_pair: int
+    num_warps: int
+    partial: torch.Tensor
+    seen: torch.Tensor
+
+
+def plan_pairs(
+    in_features: int,
+    num_columns: int,
+    tables: LoraTables,
+    sites: tuple[int, ...],
+    lanes: tuple[PairLane, ...],
+    tiles: PairTiles,
+    workspace: LoraWorkspace,
+    *,
+    interleaved: bool = False,
+) -> PairPlan:
+    """The plan for rows of so many inputs and outputs."""
+    num_slots = tables.rank.shape[0]
+    max_rows = tables.max_rank * max(1 + (lane.half > 0) for lane in lanes)
+    if interleaved:
+        max_rows = tables.max_rank * 2
+    rows = min(tiles.rows, triton.next_power_of_2(max_rows))
+    chunks = triton.cdiv(max_rows, rows)
+    splits = triton.cdiv(in_features, tiles.block_k)
+    rank_p2 = max(16, triton.next_power_of_2(tables.max_rank))
+    # Lanes that hold a copy of another lane's word may read it at another moment. Up to 32 ranks each warp
+    # holds, and checks, all words by itself; beyond, a warp more than the words need would add copies that
+    # nobody checks.
+    num_warps = tiles.num_warps if rank_p2 <= 32 else min(tiles.num_warps, rank_p2 // 32)
+    described, first = describe_lanes(lanes, tiles.block_n)
+    h_rows = len(sites) * chunks * rows
+    key = ("pair", *tiles.key, in_features, num_columns, h_rows, first)
+    constants = {
+        "K": in_features,
+        "N": num_columns,
+        "LANES": described,
+        "NUM_LANES": len(lanes),
+        "TILES": first,
+        "NUM_LAUNCH_SITES": len(sites),
+        "ROWS": rows,
+        "CHUNKS": chunks,
+        "SPLITS": splits,
+        "BLOCK_K": tiles.block_k,
+        "BLOCK_N": tiles.block_n,
+        "RANK_P2": rank_p2,
+        "SLOT_SCAN": triton.next_power_of_2(num_slots) if tiles.slot_scan and num_slots <= 32 else 0,
+        "SPIN_LIMIT": SPIN_LIMIT,
+    }
+    return PairPlan(
+        constants,
+        len(sites) * chunks * splits + first,
+        num_warps,
+        workspace.zeroed(("partial", *key), MAX_PAIRS * splits * h_rows),
+        workspace.zeroed(("seen", *key), MAX_PAIRS * first),
+    )
 
 
 def pair_lora(
@@ -228,40 +294,20 @@ def pair_lora(
     if num_pairs > MAX_PAIRS:
         raise ValueError(f"{num_pairs} pairs in one decode launch: at most {MAX_PAIRS}, group larger batches")
     num_slots, num_sites = tables.rank.shape
-    in_features = x.shape[-1]
-    num_columns = out.shape[-1]
-    max_rows = tables.max_rank * max(1 + (lane.half > 0) for lane in lanes)
-    if interleaved:
-        max_rows = tables.max_rank * 2
-    rows = min(tiles.rows, triton.next_power_of_2(max_rows))
-    chunks = triton.cdiv(max_rows, rows)
-    splits = triton.cdiv(in_features, tiles.block_k)
-    rank_p2 = max(16, triton.next_power_of_2(tables.max_rank))
-    block_n = tiles.block_n
-    # Lanes that hold a copy of another lane's word may read it at another moment. Up to 32 ranks each warp
-    # holds, and checks, all words by itself; beyond, a warp more than the words need would add copies that
-    # nobody checks.
-    num_warps = tiles.num_warps if rank_p2 <= 32 else min(tiles.num_warps, rank_p2 // 32)
-    described, first = describe_lanes(lanes, block_n)
-    h_rows = len(sites) * chunks * rows
-    key = ("pair", *tiles.key, in_features, num_columns, h_rows, first)
-    partial = workspace.zeroed(("partial", *key), MAX_PAIRS * splits * h_rows)
-    seen = workspace.zeroed(("seen", *key), MAX_PAIRS * first)
+    plan = plan_pairs(
+        x.shape[-1], out.shape[-1], tables, sites, lanes, tiles, workspace, interleaved=interleaved
+    )
     padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
-    programs = num_pairs * (len(sites) * chunks * splits + first)
+    programs = num_pairs * plan.programs_a_pair
     on_gpu = out.device.type == "cuda"
     pdl = topk_ids is None and accumulate and on_gpu
     _pair_lora_kernel[(programs,)](
         out, x, tables.arena, tables.a_offset, tables.b_offset, tables.rank, tables.num_a, token_slot,
         token_slot if topk_ids is None else topk_ids,
         out if topk_weights is None else topk_weights,
-        partial, seen, num_pairs, *padded_sites, num_sites, num_slots,
-        K=in_features, N=num_columns, TOP_K=top_k, X_DIV=1 if x_per_pair else top_k,
+        plan.partial, plan.seen, num_pairs, *padded_sites, num_sites, num_slots,
+        TOP_K=top_k, X_DIV=1 if x_per_pair else top_k,
         HAS_EXPERTS=topk_ids is not None, HAS_WEIGHT=topk_weights is not None, INTERLEAVED=interleaved,
-        ACCUMULATE=accumulate, LANES=described, NUM_LANES=len(lanes), TILES=first,
-        NUM_LAUNCH_SITES=len(sites), ROWS=rows, CHUNKS=chunks, SPLITS=splits,
-        BLOCK_K=tiles.block_k, BLOCK_N=block_n, RANK_P2=rank_p2,
-        SLOT_SCAN=triton.next_power_of_2(num_slots) if tiles.slot_scan and num_slots <= 32 else 0,
-        SPIN_LIMIT=SPIN_LIMIT, PDL=pdl, SIGNALS=on_gpu, num_warps=num_warps,
+        ACCUMULATE=accumulate, **plan.constants, PDL=pdl, SIGNALS=on_gpu, num_warps=plan.num_warps,
         **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

@@ -5,7 +5,9 @@ from functools import partial
 
 import torch
 
+from lorikeet_kernels.dense.linear import linear_reference
 from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.lora.few_rows_lora import few_rows_lora
 from lorikeet_kernels.lora.group_blocks import group_pairs
 from lorikeet_kernels.lora.grouped_expand import grouped_expand
 from lorikeet_kernels.lora.grouped_shrink import grouped_shrink
@@ -21,9 +23,10 @@ from lorikeet_kernels.lora.output_lanes import gate_up_lanes, site_lanes
 from lorikeet_kernels.lora.pair_lora import MAX_SITES, pair_lora
 from lorikeet_kernels.lora.register_segments import register_segments
 from lorikeet_kernels.lora.segment_lora import segment_lora
-from lorikeet_kernels.small_cases.small_case import SmallCase, SmallProblem, moved
+from lorikeet_kernels.small_cases.small_case import SmallCase, SmallProblem, moved, poisoned
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables, random_experts
 from lorikeet_kernels.tiling import ExpandTiles, PairTiles, RegisterTiles, ShrinkTiles
+from lorikeet_kernels.tiling.few_rows_tiles import FewRowsTiles
 
 EXPERTS, TOP_K, HIDDEN, INNER = 3, 2, 301, 40
 PAIR = PairTiles(32, 256, 128, 4)
@@ -86,6 +89,36 @@ def _dense(
         return outs
 
     return SmallProblem((expected, expected), launch)
+
+
+def _joined(dtype: torch.dtype) -> SmallProblem:
+    """A projection with q, k and v's adapters in one launch; twice, for both phases."""
+    num_tokens, in_features = 5, 304
+    tables = _tables(NARROW_RANKS, in_features, dtype)
+    generator = torch.Generator().manual_seed(9)
+    slots = _slots(num_tokens, generator)
+    x = torch.randn(num_tokens, in_features, generator=generator).to(dtype)
+    weight = (torch.randn(sum(WIDTHS), in_features, generator=generator) * in_features**-0.5).to(dtype)
+    bias = torch.randn(sum(WIDTHS), generator=generator).to(dtype)
+    added = torch.empty(num_tokens, sum(WIDTHS))
+    segments = make_lora_segments(slots, 3)
+    lora_linear_reference(added, x, segments, tables, SITES, WIDTHS, accumulate=False)
+    projected = linear_reference(x, weight, bias)
+
+    def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
+        rows, matrix, offset, adapters, of_rows = moved(
+            (x, weight, bias, tables, segments.token_slot), device
+        )
+        batch = make_lora_segments(of_rows, 3, LoraWorkspace(device))
+        made = [(poisoned(projected, device), poisoned(added, device)) for _ in range(2)]
+        for out, delta in made:
+            few_rows_lora(
+                rows, matrix, offset, out, delta, FewRowsTiles(2, 2), batch, adapters, SITES, WIDTHS,
+                (1, 1, 1), PAIR,
+            )  # fmt: skip
+        return tuple(part for both in made for part in both)
+
+    return SmallProblem((projected, added) * 2, launch)
 
 
 def _moe(way: str, num_tokens: int, num_a: int, row_order: RowOrder, dtype: torch.dtype) -> SmallProblem:
@@ -231,6 +264,7 @@ CASES = (
     SmallCase("group_blocks", _BLOCKS, _group_blocks),
     SmallCase("dense_pair", _PAIR, partial(_dense, "pair", 5, HIDDEN)),
     SmallCase("dense_pair_delta", _PAIR, partial(_dense, "pair", 5, HIDDEN, accumulate=False)),
+    SmallCase("dense_joined", ("lora.few_rows_lora._few_rows_lora_kernel",), _joined),
     SmallCase("dense_segment", _SEGMENT, partial(_dense, "segment", 60, HIDDEN)),
     SmallCase("dense_segment_delta", _SEGMENT, partial(_dense, "segment", 60, HIDDEN, accumulate=False)),
     SmallCase("dense_register", _REGISTER, partial(_dense, "register", 60, HIDDEN), needs_gpu=True),

@@ -19,11 +19,15 @@ class BesideRows:
         dense beside             14.1    26.3    33.4    52.7    80.8
         dense and down            9.8    19.6    27.1    46.2    73.6
         all                      10.5    19.3    25.5    43.1    76.3
+
+    `joined` are rows for which a dense projection makes its delta in its own launch, instead of beside it
+    (`lora.few_rows_lora`); none until that was measured.
     """
 
     dense: range = range(1, 65)
     gate_up: range = range(8, 49)
     down: range = range(1, 65)
+    joined: range = range(0)
 
 
 FASTER_BESIDE: dict[str, BesideRows] = {"NVIDIA H200": BesideRows()}

@@ -8,6 +8,7 @@ import torch
 
 from lorikeet_kernels.attention.attention_inputs import attention_inputs
 from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation
+from lorikeet_kernels.dense.linear import linear
 from lorikeet_kernels.dense.rms_norm import rms_norm
 from lorikeet_kernels.dense.row_order import RowOrder
 from lorikeet_kernels.experts.moe_experts import (
@@ -18,6 +19,7 @@ from lorikeet_kernels.experts.moe_experts import (
 )
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.experts.routing import RouterLora, route_softmax
+from lorikeet_kernels.lora.few_rows_lora import joined_linear
 from lorikeet_kernels.lora.lora_linear import lora_linear
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
@@ -110,6 +112,40 @@ def test_dense_delta_beside_the_base(num_tokens: int, max_rank: int) -> None:
     lora_linear(expected, x.float(), make_lora_segments(slots, 3), as_float, (0, 1, 2), WIDTHS)
     if expected.any():
         assert relative_error(delta.cpu(), expected) < TOLERANCE[BF16]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 4])
+@pytest.mark.parametrize("max_rank", [16, 32])
+@pytest.mark.parametrize("sizes", [(2048, (4096, 512, 512)), (4096, (2048,)), (2880, (4096, 512, 512))])
+def test_dense_delta_in_the_projections_launch(
+    num_tokens: int, max_rank: int, sizes: tuple[int, tuple[int, ...]]
+) -> None:
+    """The bits of the projection by itself and of the delta beside it; its reader starts ahead."""
+    in_features, widths = sizes
+    sites, slices = tuple(range(len(widths))), (1,) * len(widths)
+    slots_of_ranks = [[SlotSite(min(s.rank, max_rank)) for s in row[: len(widths)]] for row in SLOTS]
+    on_gpu = to_gpu(make_tables([SiteShape(in_features, w) for w in widths], slots_of_ranks, dtype=BF16))
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, in_features, generator=generator).to(BF16).to(GPU)
+    weight = (torch.randn(sum(widths), in_features, generator=generator) * in_features**-0.5).to(BF16).to(GPU)
+    bias = torch.randn(sum(widths), generator=generator).to(BF16).to(GPU)
+    scale = torch.rand(sum(widths), generator=generator).to(BF16).to(GPU)
+    slots = torch.tensor([0, -1, 1, 2][:num_tokens], dtype=torch.int32)
+    segments = make_lora_segments(slots.to(GPU), 3, LoraWorkspace(GPU))
+
+    def joined() -> torch.Tensor:
+        made = joined_linear(x, weight, bias, segments, on_gpu, sites, widths, slices)
+        if made is None:
+            pytest.skip("cuBLAS is the faster way to project so many rows")
+        return rms_norm(made[0], scale, 1e-5, delta=made[1], delta_is_joined=True)
+
+    y, delta = linear(x, weight, bias), torch.full((num_tokens, sum(widths)), float("nan"), device=GPU)
+    lora_linear(delta, x, segments, on_gpu, sites, widths, accumulate=False)
+    made = joined_linear(x, weight, bias, segments, on_gpu, sites, widths, slices)
+    if made is not None:
+        assert torch.equal(bits(made[0]), bits(y))
+        assert torch.equal(bits(made[1]), bits(delta))
+    assert torch.equal(bits(replays(joined)), bits(rms_norm(y, scale, 1e-5, delta=delta)))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 13, 300])

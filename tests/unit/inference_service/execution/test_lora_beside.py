@@ -101,6 +101,30 @@ def test_a_batch_is_large_enough_or_not() -> None:
         assert linear.beside(x, replace(lora, is_active=False)).delta is None
 
 
+def test_one_launch_makes_both_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot, as on a CPU, the delta is made beside, or in place."""
+    tables = make_tables([SiteShape(8, 6)], [[SlotSite(4)]], dtype=torch.float32)
+    linear = Linear(torch.randn(6, 8), None, LinearSites((0,), (6,), (1,)))
+    segments = make_lora_segments(torch.zeros(3, dtype=torch.int32), 1)
+    x = torch.randn(3, 8)
+
+    def apart(joined: range, dense: range) -> Projected:
+        side = SideStream.on(CPU, BesideRows(dense=dense, joined=joined))
+        return linear.beside(x, LoraBatch(segments, tables, is_active=True, side=side))
+
+    assert not apart(range(1, 5), range(1, 5)).is_joined
+    assert apart(range(1, 5), range(1, 5)).delta is not None
+    assert apart(range(1, 5), range(0)).delta is None
+    made = torch.zeros(3, 6), torch.ones(3, 6)
+    monkeypatch.setattr("inference_service.layers.linear.joined_linear", lambda *_: made)
+    both = apart(range(1, 5), range(1, 5))
+    assert both.is_joined
+    assert (both.y, both.delta) == made
+    assert not apart(range(4, 5), range(1, 5)).is_joined
+    linear.batch_invariant = True
+    assert not apart(range(1, 5), range(1, 5)).is_joined
+
+
 def test_rows_without_a_delta_are_whole() -> None:
     """Nothing is added, nothing copied."""
     y = torch.randn(2, 3)

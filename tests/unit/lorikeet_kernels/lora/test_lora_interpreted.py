@@ -9,7 +9,9 @@ import pytest
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("name", ["interpreted_lora.py", "interpreted_register_segments.py"])
+@pytest.mark.parametrize(
+    "name", ["interpreted_lora.py", "interpreted_register_segments.py", "interpreted_few_rows_lora.py"]
+)
 def test_kernels_match_references_under_the_interpreter(name: str) -> None:
     """Decode, grouped, dense and embedding kernels agree with the references in float32 and float16."""
     script = Path(__file__).with_name(name)
