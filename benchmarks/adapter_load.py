@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from inference_service.execution.host_memory import PageableMemory, pinned_memor
 from inference_service.execution.host_pool import PinnedHostPool
 from inference_service.models import describe_model
 from inference_service.models.lora_sites import lora_schema
+from lorikeet_bench.machine import describe_machine
 from lorikeet_bench.model_shape import shape_names, write_model_shape
 from lorikeet_contract.manifest import Manifest, PayloadDtype, PayloadLayer, place_layer
 from lorikeet_contract.schema import LoraSchema
@@ -173,7 +174,8 @@ def main() -> None:
     parser.add_argument("--scratch", help="where the payloads are written")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lorikeet-adapters-", dir=arguments.scratch) as scratch:
-        print(json.dumps(measure(arguments, Path(scratch))))
+        machine = asdict(describe_machine("torch"))
+        print(json.dumps({"machine": machine, **measure(arguments, Path(scratch))}))
 
 
 if __name__ == "__main__":

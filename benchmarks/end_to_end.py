@@ -3,8 +3,9 @@
     python -m benchmarks.end_to_end gpt-oss-20b [--quick | --tiny] [--only STEP,...] [--list]
 
 A step that fails does not stop the others; the exit code says that one did. Each step leaves its result in
-the work directory, and after each rows are made of all that lie there: steps may be run in several sessions,
-and a run that is cut loses one step.
+the work directory, and after each that succeeds rows are made of all that lie there and put among those that
+the rows' file has: steps may be run in several sessions, on several machines, and a run that is cut loses one
+step. Where no step succeeds the file stays as it was.
 """
 
 import argparse
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.end_to_end_rows import show_rows, write_rows
+from benchmarks.device import check_device
+from benchmarks.end_to_end_rows import write_rows
+from benchmarks.rows_file import show_rows
 
 RESULTS = Path(__file__).parent / "results"
 # The same form in miniature, for trying all this on a CPU.
@@ -177,17 +180,21 @@ def main(argv: Sequence[str]) -> int:
         for step in steps:
             print(" ".join(step_command(step, arguments.model, arguments, work)))
         return 0
+    check_device(parser, arguments.device)
     work.mkdir(parents=True, exist_ok=True)
     output = arguments.output
     if output is None:
         place = work if arguments.tiny else RESULTS
         output = place / f"{arguments.model.replace('-', '_')}_{'tiny' if arguments.tiny else 'h200'}.json"
     failed: list[str] = []
-    for step in steps:
+    for number, step in enumerate(steps, 1):
         if not run_step(step, arguments.model, arguments, work):
             failed.append(step.name)
-        write_rows(arguments.model, work, output, is_toy=arguments.tiny)
-    show_rows(output)
+        # Behind one that succeeded a failed one writes as well: its reasons stand beside the rows.
+        if len(failed) < number:
+            write_rows(arguments.model, work, output, is_toy=arguments.tiny)
+    if len(failed) < len(steps):
+        show_rows(output)
     if failed:
         print(f"FAILED: {', '.join(failed)}")
     return 1 if failed else 0

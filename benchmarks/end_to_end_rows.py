@@ -2,13 +2,14 @@
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.rows_file import Row, figure_alone, merge_rows, read_document, write_document
 from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import write_model_shape
@@ -18,20 +19,6 @@ INPUT_TOKENS, OUTPUT_TOKENS = 1600, 600
 CONTEXT_TOKENS = INPUT_TOKENS + OUTPUT_TOKENS / 2
 PEER = "vLLM 0.26.0"
 PCIE_GB_PER_S = 55.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """One figure. `floor` is in the row's unit; None where there is none, as for `peer` and the targets."""
-
-    name: str
-    value: float
-    unit: str
-    floor: float | None = None
-    peer: float | None = None
-    peer_version: str = ""
-    target: float | None = None
-    stretch: float | None = None
 
 
 # vLLM 0.26.0 on one H200, in process, FlashAttention 3, CUDA graphs, torch.compile, no prefix caching: by
@@ -65,10 +52,11 @@ GPT_OSS_TARGETS = {
 
 
 def write_rows(model: str, work: Path, output: Path, *, is_toy: bool = False) -> None:
-    """Read what lies in `work` of this model and write its rows to `output`.
+    """Read what lies in `work` of this model and put its rows into `output`.
 
     A toy's rows are figures alone: floors and targets are the real model's on a GPU. A step that failed or is
-    void gives none; its failures stand in the document.
+    void gives none; its failures stand in the document. What `output` has of steps that are not in `work`
+    stays, and so does what else was written into it.
     """
     results = {
         path.stem.removeprefix(f"{model}-"): json.loads(path.read_bytes())
@@ -77,29 +65,34 @@ def write_rows(model: str, work: Path, output: Path, *, is_toy: bool = False) ->
     with tempfile.TemporaryDirectory() as directory:
         floors = FloorModel.read(write_model_shape(Path(directory), model), torch.bfloat16, AdapterShape())
     good = {name: result for name, result in results.items() if not result.get("failures")}
-    failures = {name: result["failures"] for name, result in results.items() if name not in good}
-    rows = list(make_rows(model, good, floors))
-    if is_toy:
-        rows = [figure_alone(row) for row in rows]
-    document = {
-        "model": model,
-        "machines": {name: result["machine"] for name, result in good.items() if "machine" in result},
-        "failures": failures,
-        "rows": [asdict(row) for row in rows],
-        "profiles": good.get("profile", {}).get("profiles", []),
+    void = {name: result["failures"] for name, result in results.items() if name not in good}
+    rows = _with_commits(model, good, floors)
+    document: dict[str, Any] = {"model": model, **read_document(output)}
+    document["machines"] |= {name: result["machine"] for name, result in good.items() if "machine" in result}
+    failures = {name: reasons for name, reasons in document["failures"].items() if name not in good}
+    document["failures"] = failures | void
+    made = (figure_alone(row) if is_toy else row for row in rows)
+    document["rows"] = merge_rows(document["rows"], made)
+    if "profile" in good:
+        document["profiles"] = good["profile"]["profiles"]
+    write_document(output, document)
+
+
+def _with_commits(model: str, results: dict[str, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
+    """All rows with the commits of their steps: those without which a row has another value, or is not."""
+    commits = {name: result.get("machine", {}).get("commit", "") for name, result in results.items()}
+    without = {
+        step: {row.name: row.value for row in make_rows(model, _except(results, step), floors)}
+        for step in results
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(document, indent=1) + "\n")
+    for row in make_rows(model, results, floors):
+        steps = [step for step, values in without.items() if values.get(row.name) != row.value]
+        found = dict.fromkeys(commits[step] for step in steps or results)
+        yield replace(row, commit=", ".join(filter(None, found)))
 
 
-def show_rows(output: Path) -> None:
-    """Print what `write_rows` wrote."""
-    document = json.loads(output.read_bytes())
-    rows = [Row(**row) for row in document["rows"]]
-    print(as_table(rows))
-    for name, reasons in document["failures"].items():
-        print(f"{name} gives no rows: {'; '.join(reasons)}")
-    print(f"{len(rows)} rows in {output}")
+def _except(results: dict[str, dict[str, Any]], step: str) -> dict[str, dict[str, Any]]:
+    return {name: result for name, result in results.items() if name != step}
 
 
 def make_rows(model: str, results: dict[str, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
@@ -193,11 +186,12 @@ def _ratio_rows(points: dict[Any, dict[str, Any]], floors: FloorModel) -> Iterat
             for words, figure in (("tokens/s", _tokens_per_s), ("TTFT mean", _ttft_ms)):
                 name = f"concurrency {concurrency}, 8 adapters: {words} with measured tiles over the rules'"
                 yield Row(name, figure(tuned) / figure(by_rule), "ratio")
-    grpc, in_process = points.get(("grpc", 32, 8)), points.get(("eight", 32, 8))
-    if grpc and in_process:
-        value = grpc["median"]["tokens_per_s"] / in_process["median"]["tokens_per_s"]
-        name = "concurrency 32, 8 adapters: through gRPC with text over in process"
-        yield Row(name, value, "ratio", 1.0, target=0.93, stretch=0.98)
+    for concurrency in (1, 32):
+        grpc, in_process = points.get(("grpc", concurrency, 8)), points.get(("eight", concurrency, 8))
+        if grpc and in_process:
+            value = _tokens_per_s(grpc) / _tokens_per_s(in_process)
+            name = f"concurrency {concurrency}, 8 adapters: through gRPC with text over in process"
+            yield Row(name, value, "ratio", 1.0, target=0.93, stretch=0.98)
 
 
 def _tokens_per_s(point: dict[str, Any]) -> float:
@@ -269,25 +263,3 @@ def _load_rows(load: dict[str, Any], peer: float | None) -> Iterator[Row]:
     yield Row(f"{words}: host memory to usable", value, "ms", floor, target=22.0, stretch=15.0)
     value = load["page_cache_to_usable_ms"]["median"]
     yield Row(f"{words}: page cache to usable", value, "ms", None, peer, version, target=250.0, stretch=90.0)
-
-
-def figure_alone(row: Row) -> Row:
-    """The same without what it is held against."""
-    return Row(row.name, row.value, row.unit)
-
-
-def as_table(rows: Iterable[Row]) -> str:
-    """Markdown, as docs show it."""
-    lines = ["| what | measured | floor | peer | target | stretch |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        cells = [_figure(value) for value in (row.value, row.floor, row.peer, row.target, row.stretch)]
-        if row.peer_version.startswith(f"{PEER}, "):
-            cells[2] += f" ({row.peer_version.removeprefix(f'{PEER}, ')})"
-        lines.append(f"| {row.name}, {row.unit} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

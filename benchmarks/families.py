@@ -23,13 +23,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.end_to_end_rows import Row, as_table, figure_alone
+from benchmarks.device import check_device
+from benchmarks.rows_file import Row, figure_alone, merge_rows, read_document, show_rows, write_document
 from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import write_model_shape
@@ -184,15 +185,12 @@ def write_rows(work: Path, output: Path, settings: Sequence[str] = (), *, is_toy
     What `output` has of other models is kept. A toy's rows are figures alone: floors and musts are the real
     models' on a GPU.
     """
-    document: dict[str, Any] = {"machines": {}, "failures": {}, "rows": []}
-    if output.exists():
-        document = json.loads(output.read_bytes())
+    document = read_document(output)
     for model in MODELS:
         file = result_file(work, model, settings)
         if not file.exists():
             continue
         result = json.loads(file.read_bytes())
-        document["rows"] = [row for row in document["rows"] if model_of(row["name"]) != model.shape]
         document["failures"].pop(model.shape, None)
         if result.get("failures"):
             document["failures"][model.shape] = result["failures"]
@@ -202,21 +200,14 @@ def write_rows(work: Path, output: Path, settings: Sequence[str] = (), *, is_toy
             adapters = replace(AdapterShape(), rank=RANK, sites=model.sites)
             floors = FloorModel.read(shape, torch.bfloat16, adapters)
             rows = list(make_rows(model, result, floors, settings))
-        document["rows"] += [asdict(figure_alone(row) if is_toy else row) for row in rows]
-        document["machines"][model.shape] = result.get("machine")
+        machine = result.get("machine", {})
+        made = (
+            replace(figure_alone(row) if is_toy else row, commit=machine.get("commit", "")) for row in rows
+        )
+        document["rows"] = merge_rows(document["rows"], made)
+        document["machines"][model.shape] = machine
     document["engine_settings"] = sorted(settings)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def show_rows(output: Path) -> None:
-    """As a table, and what gave none."""
-    document = json.loads(output.read_bytes())
-    rows = [Row(**row) for row in document["rows"]]
-    print(as_table(rows))
-    for name, reasons in document["failures"].items():
-        print(f"{name} gives no rows: {'; '.join(reasons)}")
-    print(f"{len(rows)} rows in {output}")
+    write_document(output, document)
 
 
 def run_within(line: Sequence[str], seconds: float) -> int:
@@ -326,17 +317,22 @@ def main(argv: Sequence[str]) -> int:
         for model in models:
             print(" ".join(command(model, arguments, work)))
         return 0
+    check_device(parser, arguments.device)
     work.mkdir(parents=True, exist_ok=True)
     if arguments.device != "cpu" and len(models) > 1 and not arguments.one_by_one:
         compile_ahead(models, arguments, work)
-    failed: list[str] = []
+    done, failed = 0, list[str]()
     for model in models:
         if model.expected_s > begun_s + arguments.seconds - time.monotonic():
             print(f"== {model.shape}: left out, {model.expected_s:.0f} s are not left", flush=True)
             continue
-        if not run(model, arguments, work):
+        if run(model, arguments, work):
+            done += 1
+        else:
             failed.append(model.shape)
-        write_rows(work, output, arguments.engine_set, is_toy=arguments.tiny)
+        # Behind one that succeeded a failed one writes as well: its reasons stand beside the rows.
+        if done:
+            write_rows(work, output, arguments.engine_set, is_toy=arguments.tiny)
     if output.exists():
         show_rows(output)
     if failed:

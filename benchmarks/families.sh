@@ -12,8 +12,5 @@
 #   benchmarks/families.sh --tiny               toys of the same form, to try the script on a CPU
 set -eu
 cd "$(dirname "$0")/.."
-python="${PYTHON:-.venv/bin/python}"
-[ -x "$python" ] || python=python3
-# A tree that is not installed works too.
-export PYTHONPATH="$PWD:$PWD/kernels:$PWD/protos:$PWD/clients${PYTHONPATH:+:$PYTHONPATH}"
+. benchmarks/environment.sh
 exec "$python" -m benchmarks.families "$@"

@@ -8,8 +8,5 @@
 #   benchmarks/gpt_oss_20b.sh --tiny            all steps with a toy of the same form, to try the script on a CPU
 set -eu
 cd "$(dirname "$0")/.."
-python="${PYTHON:-.venv/bin/python}"
-[ -x "$python" ] || python=python3
-# A tree that is not installed works too.
-export PYTHONPATH="$PWD:$PWD/kernels:$PWD/protos:$PWD/clients${PYTHONPATH:+:$PYTHONPATH}"
+. benchmarks/environment.sh
 exec "$python" -m benchmarks.end_to_end gpt-oss-20b "$@"

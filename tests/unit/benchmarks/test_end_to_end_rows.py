@@ -10,7 +10,8 @@ import torch
 
 from benchmarks import end_to_end
 from benchmarks.end_to_end import STEPS, Step, step_command
-from benchmarks.end_to_end_rows import PEER, Row, as_table, make_rows, show_rows, write_rows
+from benchmarks.end_to_end_rows import PEER, make_rows, write_rows
+from benchmarks.rows_file import Row, as_table, show_rows
 from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import shape_config
@@ -50,7 +51,7 @@ RESULTS = {
     ),
     "curve": result(point(1, 32, 390.0), point(32, 1, 4200.0), point(32, 32, 3900.0), point(32, 64, 3780.0)),
     "rule": result(point(32, 8, 3200.0)),
-    "grpc": result(point(32, 8, 3800.0)),
+    "grpc": result(point(1, 8, 396.0), point(32, 8, 3800.0)),
     "lengths": result(point(1, 8, 10.0)),
     "adapter-load": {
         "adapter_mb": 740.0,
@@ -58,6 +59,11 @@ RESULTS = {
         "page_cache_to_usable_ms": {"median": 150.0},
     },
 }
+
+
+def _fails(*_: object) -> bool:
+    """A step that leaves nothing."""
+    return False
 
 
 @pytest.fixture
@@ -81,6 +87,7 @@ def test_rows_stand_beside_floor_peer_and_target(floors: FloorModel) -> None:
     assert ratio.floor == pytest.approx(0.84, abs=0.01)
     assert rows["concurrency 1: base requests on a LoRA server over one without"].value == 0.99
     assert rows["concurrency 1: base answers equal on both servers"].value == 1
+    assert rows["concurrency 1, 8 adapters: through gRPC with text over in process"].value == 0.99
     assert rows["concurrency 32, 8 adapters: through gRPC with text over in process"].value == 0.95
     assert rows["concurrency 32: loss from 1 to 64 adapters"].value == pytest.approx(0.1)
     tuned = "concurrency 32, 8 adapters: {} with measured tiles over the rules'"
@@ -103,7 +110,7 @@ def test_a_peer_that_compiled_meanwhile_is_marked(floors: FloorModel) -> None:
     marked = rows["concurrency 16, 0 adapters: tokens/s"]
     assert (marked.peer, marked.peer_version) == (1531.0, f"{PEER}, compiling meanwhile")
     assert rows["concurrency 32, 0 adapters: tokens/s"].peer_version == PEER
-    assert as_table(rows.values()).count("(compiling meanwhile)") == 3
+    assert as_table(list(rows.values())).count("(compiling meanwhile)") == 3
 
 
 def test_another_model_has_no_peer(floors: FloorModel) -> None:
@@ -145,7 +152,7 @@ def test_a_toys_rows_are_figures_alone(tmp_path: Path) -> None:
     write_rows("gpt-oss-20b", tmp_path, tmp_path / "rows.json", is_toy=True)
     rows = [Row(**row) for row in json.loads((tmp_path / "rows.json").read_text())["rows"]]
     assert len(rows) > 20
-    assert all(row == Row(row.name, row.value, row.unit) for row in rows)
+    assert all(row == Row(row.name, row.value, row.unit, commit=row.commit) for row in rows)
 
 
 def test_the_quick_form_is_a_part_of_the_whole() -> None:
@@ -185,3 +192,72 @@ def test_rows_are_written_after_every_step(tmp_path: Path, monkeypatch: pytest.M
     assert ran == ["base", "eight", "lengths"]
     names = {row["name"] for row in json.loads(output.read_text())["rows"]}
     assert "concurrency 32: tokens/s with 8 adapters over without" in names
+
+
+def test_what_a_run_did_not_measure_stays(tmp_path: Path) -> None:
+    """Rows, machines, profiles and notes of other sessions, in a work directory that has none of them."""
+    whole, work, output = tmp_path / "whole", tmp_path / "work", tmp_path / "rows.json"
+    for directory, steps in ((whole, RESULTS), (work, ("lengths",))):
+        directory.mkdir()
+        for name in steps:
+            (directory / f"gpt-oss-20b-{name}.json").write_text(json.dumps(RESULTS[name]))
+    write_rows("gpt-oss-20b", whole, output)
+    before = json.loads(output.read_text()) | {"profiles": [1], "note": "by hand"}
+    before["rows"][0]["commit"] = "put right"
+    output.write_text(json.dumps(before))
+    write_rows("gpt-oss-20b", work, output)
+    assert json.loads(output.read_text()) == before
+    changed = result(point(1, 8, 10.0), machine={"commit": "newer"})
+    changed["points"][0]["median"]["worst_ttft_over_bucket"] = 1.3
+    (work / "gpt-oss-20b-lengths.json").write_text(json.dumps(changed))
+    write_rows("gpt-oss-20b", work, output)
+    after = json.loads(output.read_text())
+    assert (after["profiles"], after["note"]) == ([1], "by hand")
+    differ = [new for old, new in zip(before["rows"], after["rows"], strict=True) if old != new]
+    assert [(row["name"], row["value"], row["commit"]) for row in differ] == [
+        ("200 prompt lengths: worst TTFT over its bucket's median", 1.3, "newer")
+    ]
+
+
+def test_a_row_names_the_commits_of_its_steps(tmp_path: Path) -> None:
+    """Both where it holds one against the other."""
+    for name, commit in (("base", "a"), ("eight", "b")):
+        made = RESULTS[name] | {"machine": {"commit": commit}}
+        (tmp_path / f"gpt-oss-20b-{name}.json").write_text(json.dumps(made))
+    write_rows("gpt-oss-20b", tmp_path, tmp_path / "rows.json")
+    commits = {row["name"]: row["commit"] for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    assert commits["concurrency 32, 0 adapters: tokens/s"] == "a"
+    assert commits["concurrency 32, 8 adapters: tokens/s"] == "b"
+    assert commits["concurrency 32: tokens/s with 8 adapters over without"] == "a, b"
+
+
+def test_a_run_without_success_leaves_the_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the byte, though results of an earlier session lie in the work directory."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "gpt-oss-20b-eight.json").write_text(json.dumps(RESULTS["eight"]))
+    output = tmp_path / "rows.json"
+    output.write_text("as it was")
+    monkeypatch.setattr(end_to_end, "run_step", _fails)
+    assert (
+        end_to_end.main(
+            ("gpt-oss-20b", "--tiny", "--only", "base", "--work", str(tmp_path), "--output", str(output))
+        )
+        == 1
+    )
+    assert output.read_text() == "as it was"
+    assert "FAILED: base" in capsys.readouterr().out
+
+
+def test_no_gpu_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, and nothing is written."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    work = tmp_path / "work"
+    with pytest.raises(SystemExit) as ended:
+        end_to_end.main(("gpt-oss-20b", "--work", str(work), "--output", str(tmp_path / "rows.json")))
+    assert ended.value.code == 2
+    assert "no NVIDIA GPU here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -63,6 +63,15 @@ def good_bench(line: list[str], _seconds: float) -> int:
     return 0
 
 
+def _no_check(*_: object) -> None:
+    """As on a machine with a GPU."""
+
+
+def _fails(*_: object) -> int:
+    """A bench that leaves nothing."""
+    return 1
+
+
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.shape)
 def test_every_figure_has_its_floor_or_must(model: Model, tmp_path: Path) -> None:
     """Three figures at four points, two ratios, start-up and compilations; adapters cost something."""
@@ -137,6 +146,7 @@ def test_a_run_leaves_others_files_alone(
 ) -> None:
     """Results and rows lie where their settings say; a model's old result goes before its run."""
     monkeypatch.setattr(families, "RESULTS", tmp_path)
+    monkeypatch.setattr(families, "check_device", _no_check)
     work = tmp_path / "work"
 
     monkeypatch.setattr(families, "run_within", good_bench)
@@ -246,3 +256,29 @@ def test_compiling_takes_the_benchs_sizes_with_few_layers(tmp_path: Path) -> Non
             assert line[line.index(option) + 1] == bench[bench.index(option) + 1]
         settings = [bench[i + 1] for i, word in enumerate(bench) if word == "--engine-set"]
         assert [line[i + 1] for i, word in enumerate(line) if word == "--engine-set"] == settings
+
+
+def test_a_session_without_success_leaves_the_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file comes to be, and one that is there stays as it was."""
+    monkeypatch.setattr(families, "run_within", _fails)
+    output = tmp_path / "rows.json"
+    line = ["--tiny", "--only", MODELS[0].shape, "--work", str(tmp_path), "--output", str(output)]
+    assert main(line) == 1
+    assert not output.exists()
+    output.write_text('{"rows": [], "failures": {}, "machines": {}}')
+    assert main(line) == 1
+    assert output.read_text() == '{"rows": [], "failures": {}, "machines": {}}'
+
+
+def test_no_gpu_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, and nothing is written."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        main(["--work", str(tmp_path / "work"), "--output", str(tmp_path / "rows.json")])
+    assert ended.value.code == 2
+    assert "no NVIDIA GPU here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
