@@ -75,13 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=min(16, os.cpu_count() or 1), help="that compile")
     options = parser.parse_args(arguments)
     cases = [c for c in CASES if any(options.only in text for text in (c.name, *c.kernels))]
+    if not cases:
+        sys.stderr.write(f"small_run: no case contains {options.only!r}; --list names them\n")
+        return 2
     if options.list:
         for case in cases:
             sys.stdout.write(f"{case.name:22} {', '.join(case.kernels)}\n")
         return 0
-    if not cases:
-        sys.stderr.write(f"small_run: no case contains {options.only!r}; --list names them\n")
-        return 2
     if not torch.cuda.is_available():
         sys.stderr.write("small_run: needs a GPU, torch.cuda.is_available() is False here\n")
         return 2

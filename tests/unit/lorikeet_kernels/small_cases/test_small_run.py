@@ -102,6 +102,7 @@ def test_the_command_says_what_it_lacks(
     assert main([]) == 2
     assert "needs a GPU" in capsys.readouterr().err
     assert main(["--only", "no such case"]) == 2
+    assert main(["--only", "no such case", "--list"]) == 2
     assert main(["--list", "--only", "pair_lora"]) == 0
     listed = capsys.readouterr().out
     assert "dense_pair" in listed
