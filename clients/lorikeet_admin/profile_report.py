@@ -8,14 +8,17 @@ from lorikeet_bench.engine.decode_profile import DecodeProfile, ProfiledPoint
 from lorikeet_bench.load.words import counted
 
 _SHOWN_CHARACTERS = 90
+# On a CPU a step has about a hundred, most of them too short to matter; --json has all.
+_SHOWN_OPERATORS = 20
 
 
 def show_profile(console: Console, point: ProfiledPoint) -> None:
     """Every kernel, the parts beside their floors, the gaps; of a CPU, which has no floor, the operators."""
     profile, floor = point.profile, point.floor
-    load = (
-        f"{counted(profile.rows, 'request')} over {counted(profile.adapters, 'adapter')} on {profile.device}"
-    )
+    # Fewer requests than adapters name only some.
+    named = f"{profile.adapters} of " if profile.adapters < point.adapters else ""
+    adapters = f"{named}{counted(max(profile.adapters, point.adapters), 'adapter')}"
+    load = f"{counted(profile.rows, 'request')} over {adapters} on {profile.device}"
     if profile.device == "cpu":
         _show_operators(console, profile, load)
         return
@@ -61,8 +64,11 @@ def _show_operators(console: Console, profile: DecodeProfile, load: str) -> None
         f"under the profiler, over {profile.steps} steps: operators take {profile.busy_us:.0f} us a step"
     )
     ops = plain_table("op", "calls a step", "us a step", "us a call")
-    for op in profile.ops:
+    for op in profile.ops[:_SHOWN_OPERATORS]:
         ops.add_row(_shown(op.name), f"{op.calls:.1f}", f"{op.us:.1f}", f"{op.us / op.calls:.2f}")
+    if others := profile.ops[_SHOWN_OPERATORS:]:
+        calls, us = sum(op.calls for op in others), sum(op.us for op in others)
+        ops.add_row(f"{counted(len(others), 'other')}", f"{calls:.1f}", f"{us:.1f}", f"{us / calls:.2f}")
     console.print(ops)
 
 

@@ -92,6 +92,21 @@ def test_a_profile_of_a_cpu_shows_operators_only() -> None:
     assert ["all", "kernels", "8.0", "1.2", "15", "%"] in lines
 
 
+def test_a_profile_says_how_many_adapters_were_named_and_sums_small_operators_up() -> None:
+    """One request names one adapter of those that were loaded; twenty operators stand alone."""
+    ops = tuple(OpTime(f"aten::op{i}", ModelPart.OTHER, 2.0, 30.0 - i) for i in range(23))
+    file = StringIO()
+    profile = DecodeProfile("cpu", 4, 1, 1, 9.0, 8.0, 0.0, ops)
+    floor = DecodeStepBytes(1e6, 1e6, 1e6, 1e6, 1e6)
+    show_profile(Console(file=file, width=200), ProfiledPoint.of(1, 2, floor, profile))
+    text = file.getvalue()
+    assert "1 request over 1 of 2 adapters on cpu" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["3", "others", "6.0", "27.0", "4.50"] in lines
+    assert "aten::op19" in text
+    assert "aten::op20" not in text
+
+
 def test_a_soak_is_never_beyond_its_end() -> None:
     """The last second may be told a little late."""
     file = StringIO()
