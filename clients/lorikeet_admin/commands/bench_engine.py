@@ -69,6 +69,7 @@ def engine(
     model = ModelOptions(
         *(model_dir, shape, shape_set or (), rig, load_format, device, dtype, engine_set or ())
     )
+    engine_config = late_import("lorikeet_bench.engine.settings:engine_config")
     run_engine_bench = late_import("lorikeet_bench.engine.run:run_engine_bench")
 
     def on_point(name: str, summary: LoadSummary) -> None:
@@ -80,6 +81,8 @@ def engine(
         with options.wrong_usage():
             sweep, made = load.sweep(), options.adapter_shape(rank, sites)
             weights, plans = model.plans(directory, sweep, made, own_slots=own_slots)
+            for plan, _ in plans:
+                engine_config(plan)
         for plan, part in plans:
             try:
                 facts, found = run_bench(

@@ -25,6 +25,9 @@ from lorikeet_bench.rigs import RigShape, write_copy_base
 ModelDir = Annotated[
     Path | None, typer.Option(exists=True, file_okay=False, help="The model; or give --shape, or --rig.")
 ]
+ProfiledModelDir = Annotated[
+    Path | None, typer.Option(exists=True, file_okay=False, help="The model; or give --shape.")
+]
 Shape = Annotated[
     str, typer.Option(help="A released model's shape with random weights, e.g. gpt-oss-20b, qwen3-30b-a3b.")
 ]
@@ -46,7 +49,8 @@ Concurrency = Annotated[str, typer.Option(help="Requests open at a time; several
 Rate = Annotated[str, typer.Option(help="Requests a second, instead of --concurrency; several with commas.")]
 Arrival = Annotated[Pace, typer.Option("--arrivals", help="With --rate: how requests are spaced.")]
 Burst = Annotated[int, typer.Option(min=1, help="With --arrivals burst: requests sent at once.")]
-Adapters = Annotated[
+Adapters = Annotated[str, typer.Option(help="Adapters that requests name; several with commas: a sweep.")]
+ServedAdapters = Annotated[
     str,
     typer.Option(
         help="Adapters that requests name; several with commas: a sweep. With --adapter: as many as it names."
@@ -197,12 +201,12 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What a command line says of the model that it starts."""
+    """What a command line says of the model that it starts; `rig` is None where that is no option."""
 
     model_dir: Path | None
     shape: str
     shape_set: Sequence[str]
-    rig: bool
+    rig: bool | None
     load_format: str
     device: str
     dtype: str
@@ -214,8 +218,9 @@ class ModelOptions:
         Raises:
             LoadError: not exactly one model is named, or there is no such shape.
         """
-        if sum((self.model_dir is not None, bool(self.shape), self.rig)) != 1:
-            raise LoadError("give exactly one of --model-dir, --shape and --rig")
+        if sum((self.model_dir is not None, bool(self.shape), bool(self.rig))) != 1:
+            choices = "--model-dir and --shape" if self.rig is None else "--model-dir, --shape and --rig"
+            raise LoadError(f"give exactly one of {choices}")
         if self.model_dir is not None:
             return self.model_dir, self.load_format or "auto", None
         if self.rig:
@@ -316,7 +321,10 @@ def _pairs(text: str) -> list[tuple[int, int]]:
     pairs = [pair.split(":") for pair in text.split(",")]
     if any(len(pair) != 2 for pair in pairs):
         raise LoadError(f"--points {text!r} is no list of CONCURRENCY:ADAPTERS, e.g. 1:32,32:32")
-    return [(_number(pair[0]), _number(pair[1])) for pair in pairs]
+    numbers = [(_number(pair[0]), _number(pair[1])) for pair in pairs]
+    if not all(concurrency for concurrency, _ in numbers):
+        raise LoadError(f"--points {text!r}: a concurrency must be at least 1")
+    return numbers
 
 
 def _number(text: str) -> int:

@@ -21,7 +21,7 @@ from lorikeet_bench.machine import describe_machine
 def profile(
     context: typer.Context,
     *,
-    model_dir: options.ModelDir = None,
+    model_dir: options.ProfiledModelDir = None,
     shape: options.Shape = "",
     shape_set: options.ShapeSet = None,
     load_format: options.LoadFormat = "",
@@ -47,6 +47,7 @@ def profile(
         refuse_ignored(context)
     check_results(json_file)
     output = Output(as_json=False)
+    engine_config = late_import("lorikeet_bench.engine.settings:engine_config")
     floor_model = late_import("lorikeet_bench.engine.floors:FloorModel")
     output_tokens = late_import("lorikeet_bench.engine.profile:output_tokens")
     plan_dtype = late_import("lorikeet_bench.engine.settings:plan_dtype")
@@ -57,7 +58,7 @@ def profile(
         model_dir=model_dir,
         shape=shape,
         shape_set=shape_set or (),
-        rig=False,
+        rig=None,
         load_format=load_format,
         device=device,
         dtype=dtype,
@@ -70,6 +71,7 @@ def profile(
             most = max(rows for rows, _ in loads)
             longest = replace(load, output_tokens=str(output_tokens(most, input_tokens, steps)))
             _, ((plan, _),) = model.plans(directory, longest.sweep(), made, own_slots=False)
+            engine_config(plan)
         try:
             profiles = run_bench(profile_decodes(plan, loads, input_tokens=input_tokens, num_steps=steps))
         except LoadError as error:

@@ -49,7 +49,7 @@ def serve(
     rate: options.Rate = "",
     arrivals: options.Arrival = Pace.POISSON,
     burst: options.Burst = 8,
-    adapters: options.Adapters = "0",
+    adapters: options.ServedAdapters = "0",
     rank: options.Rank = 32,
     sites: options.Sites = options.DEFAULT_SITE_LIST,
     mix: options.Mix = "round-robin",
@@ -89,12 +89,15 @@ def serve(
         *(model_dir, shape, shape_set or (), rig, load_format, device, dtype, engine_set or ())
     )
     output = Output(as_json=False)
+    node_flags = late_import("lorikeet_bench.engine.settings:node_flags")
     serve_bench = late_import("lorikeet_admin.serve_bench:ServeBench")
 
     with options.working_directory(data_dir) as directory, output.reported_errors():
         with options.wrong_usage():
             sweep, made = load.sweep(), options.adapter_shape(rank, sites)
             weights, plans = ("", []) if running else model.plans(directory, sweep, made, own_slots=own_slots)
+            for plan, _ in plans:
+                node_flags(plan)
         bench = serve_bench(directory, made, text, probe_steps, output)
         try:
             if running:

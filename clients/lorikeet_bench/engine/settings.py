@@ -27,7 +27,7 @@ _LEAST_RANK = 8
 
 
 def engine_config(plan: EnginePlan, backend_factory: str = DEFAULT_BACKEND_FACTORY) -> EngineConfig:
-    """The engine's settings.
+    """The engine's settings; commands ask for them before anything starts, to find what cannot be.
 
     Raises:
         LoadError: a site or an override is unknown, an override is of another type, or the load is longer

@@ -28,6 +28,7 @@ def usage_error(*arguments: str) -> str:
         ("engine --rig --concurrency 2 --rate 2", "--concurrency would have no effect with --rate"),
         ("engine --rig --points 1:2 --adapters 2", "--adapters would have no effect with --points"),
         ("engine --rig --points 1:2,3", "--points '1:2,3' is no list of CONCURRENCY:ADAPTERS"),
+        ("engine --rig --points 0:1", "--points '0:1': a concurrency must be at least 1"),
         ("engine --rig --points 1:x", "--points 'x' is no list of numbers"),
         ("engine --rig --arrivals constant", "--arrivals would have no effect without --rate"),
         ("engine --rig --rate 2 --burst 4", "--burst would have no effect without --arrivals burst"),
@@ -78,15 +79,36 @@ def test_a_plot_of_no_known_kind_is_wrong_usage(tmp_path: Path) -> None:
 
 def test_a_setting_of_another_type_is_named(tmp_path: Path) -> None:
     """With what it was taken for; one that does not exist in the singular."""
-    load = ("bench", "engine", "--rig", "--device", "cpu", "--data-dir", str(tmp_path))
+    load = ("engine", "--rig", "--device", "cpu", "--data-dir", str(tmp_path))
     for setting, message in (
         ("max_rank=x", '--engine-set max_rank="x": Expected `int`, got `str`; a value is JSON'),
         ("block_tokens=x", '--engine-set block_tokens="x"'),
         ("foo=1", "--engine-set: foo is no engine setting; there are"),
     ):
-        done = CliRunner(env={"COLUMNS": "500"}).invoke(app, [*load, "--engine-set", setting])
-        assert done.exit_code == 1, done.output
-        assert message in done.stderr
+        assert message in usage_error(*load, "--engine-set", setting)
+
+
+@pytest.mark.parametrize("command", ["engine", "serve", "profile"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--sites foo --adapters 1", "sites foo are not the model's, which has down, "),
+        ("--engine-set tile_tables=maybe", "--engine-set tile_tables="),
+        ("--input-tokens 999999", "the longest request has "),
+    ],
+)
+def test_what_no_engine_can_be_is_wrong_usage(command: str, options: str, message: str) -> None:
+    """Found before one starts."""
+    assert message in usage_error(command, "--shape", "gpt-oss-20b", "--device", "cpu", *options.split())
+
+
+def test_options_of_other_commands_are_not_spoken_of() -> None:
+    """A profile has no rig and names no adapters, an engine names none either."""
+    for command, strangers in (("profile", ("--rig", "--adapter ")), ("engine", ("--adapter ",))):
+        shown = CliRunner(env={"COLUMNS": "500"}).invoke(app, ["bench", command, "--help"]).output
+        assert "--adapters " in shown
+        assert not [option for option in strangers if option in shown.replace("--adapter:", "--adapter ")]
+    assert "exactly one of --model-dir and --shape" in usage_error("profile")
 
 
 def test_a_place_for_a_checkpoint_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
