@@ -96,7 +96,10 @@ def _except(results: dict[str, dict[str, Any]], step: str) -> dict[str, dict[str
 
 
 def make_rows(model: str, results: dict[str, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
-    """All rows that the results give; a step that was not run gives none."""
+    """All rows that the results give; a step that was not run gives none.
+
+    Where the base was not run by itself, its requests on the server with adapters stand for it.
+    """
     is_peer_model = model == "gpt-oss-20b"
     points = {
         (step, point["concurrency"], point["adapters"]): point
@@ -106,7 +109,8 @@ def make_rows(model: str, results: dict[str, dict[str, Any]], floors: FloorModel
     places = {(1, 0): "base", (16, 0): "base", (32, 0): "base", (1, 8): "eight", (16, 8): "eight"}
     places |= {(32, 8): "eight", (1, 1): "curve", (32, 1): "curve", (1, 32): "curve", (32, 32): "curve"}
     for (concurrency, adapters), step in places.items():
-        if (point := points.get((step, concurrency, adapters))) is not None:
+        point = points.get((step, concurrency, adapters)) or points.get(("eight", concurrency, adapters))
+        if point is not None:
             yield from _point_rows(point, floors, is_peer_model=is_peer_model)
     yield from _ratio_rows(points, floors)
     yield from _curve_rows(points, floors)
@@ -164,7 +168,8 @@ def _point_rows(point: dict[str, Any], floors: FloorModel, *, is_peer_model: boo
 
 def _ratio_rows(points: dict[Any, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
     for concurrency, target, stretch in ((1, 0.85, 0.90), (32, 0.78, 0.85)):
-        base, with_lora = points.get(("base", concurrency, 0)), points.get(("eight", concurrency, 8))
+        base = points.get(("base", concurrency, 0)) or points.get(("eight", concurrency, 0))
+        with_lora = points.get(("eight", concurrency, 8))
         if base and with_lora:
             floor = floors.decode(concurrency, 0, CONTEXT_TOKENS).total
             floor /= floors.decode(concurrency, 8, CONTEXT_TOKENS).total

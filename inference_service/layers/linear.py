@@ -49,7 +49,7 @@ class Linear:
         return y
 
     def beside(self, x: torch.Tensor, lora: LoraBatch) -> Projected:
-        """As a call, for a reader that can add: adapters run on a batch's side stream, or in the same launch."""
+        """As a call, for a reader that can add: adapters run on the side stream, or in the same launch."""
         side = lora.side
         if not lora.is_active or side is None:
             return Projected(self(x, lora))

@@ -189,7 +189,7 @@ def few_rows_constants(num_rows: int, weight: torch.Tensor, tiles: FewRowsTiles)
     words = VECTOR_BYTES // 4
     return {
         "T": num_rows,
-        "T_P2": triton.next_power_of_2(num_rows),
+        "T_P2": 1 << (num_rows - 1).bit_length(),
         "IN": in_features // 2,
         "OUT": out_features,
         "ROWS": tiles.rows,

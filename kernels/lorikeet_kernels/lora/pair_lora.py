@@ -48,6 +48,7 @@ def shrink_part(
     NUM_LAUNCH_SITES: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_K: tl.constexpr, SLOT_SCAN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """What a shrink program does: see this module's docstring."""
     H_ROWS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * ROWS
     split = program % SPLITS
     chunk = (program // SPLITS) % CHUNKS
@@ -119,6 +120,7 @@ def expand_tile(
     BLOCK_N: tl.constexpr, RANK_P2: tl.constexpr, SLOT_SCAN: tl.constexpr,
     SPIN_LIMIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """What an expand program does."""
     H_ROWS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * ROWS
     tile = program % TILES
     pair = program // TILES

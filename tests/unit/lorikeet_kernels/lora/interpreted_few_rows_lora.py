@@ -1,4 +1,4 @@
-"""Projection and delta of few rows in one launch, in Triton's interpreter; run by test_lora_interpreted.py."""
+"""Projection and delta of few rows in one launch, in the interpreter; run by test_lora_interpreted.py."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ FEW, PAIR = FewRowsTiles(2, 4), PairTiles(16, 32, 32, 2)
 
 
 def check() -> None:
-    """Both kernels' bits, twice for both phases; a site absent for a slot, rows without one; a bias or none."""
+    """Both kernels' bits, in both phases; a site absent for a slot, rows without one; a bias or none."""
     slot_sites = [[SlotSite(8), SlotSite(0), SlotSite(16)], [SlotSite(3), SlotSite(32), SlotSite(16)]]
     tables = make_tables([SiteShape(HIDDEN, w) for w in WIDTHS], slot_sites, dtype=DTYPE)
     generator = torch.Generator().manual_seed(1)
