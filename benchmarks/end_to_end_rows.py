@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,10 @@ def write_rows(model: str, work: Path, output: Path, *, is_toy: bool = False) ->
 def _with_commits(model: str, results: dict[str, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
     """All rows with the commits of their steps: those without which a row has another value, or is not."""
     commits = {name: result.get("machine", {}).get("commit", "") for name, result in results.items()}
-    without = {
-        step: {row.name: row.value for row in make_rows(model, _except(results, step), floors)}
-        for step in results
-    }
-    for row in make_rows(model, results, floors):
+    base_step = "base" if "base" in results else "eight"
+    make = partial(make_rows, floors=floors, base_step=base_step)
+    without = {step: {row.name: row.value for row in make(model, _except(results, step))} for step in results}
+    for row in make(model, results):
         steps = [step for step, values in without.items() if values.get(row.name) != row.value]
         found = dict.fromkeys(commits[step] for step in steps or results)
         yield replace(row, commit=", ".join(filter(None, found)))
@@ -95,10 +95,12 @@ def _except(results: dict[str, dict[str, Any]], step: str) -> dict[str, dict[str
     return {name: result for name, result in results.items() if name != step}
 
 
-def make_rows(model: str, results: dict[str, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
+def make_rows(
+    model: str, results: dict[str, dict[str, Any]], floors: FloorModel, *, base_step: str = "base"
+) -> Iterator[Row]:
     """All rows that the results give; a step that was not run gives none.
 
-    Where the base was not run by itself, its requests on the server with adapters stand for it.
+    `base_step` has the figures without adapters: "eight" where the base was not run by itself.
     """
     is_peer_model = model == "gpt-oss-20b"
     points = {
@@ -106,13 +108,12 @@ def make_rows(model: str, results: dict[str, dict[str, Any]], floors: FloorModel
         for step, result in results.items()
         for point in result.get("points", ())
     }
-    places = {(1, 0): "base", (16, 0): "base", (32, 0): "base", (1, 8): "eight", (16, 8): "eight"}
+    places = {(count, 0): base_step for count in (1, 16, 32)} | {(1, 8): "eight", (16, 8): "eight"}
     places |= {(32, 8): "eight", (1, 1): "curve", (32, 1): "curve", (1, 32): "curve", (32, 32): "curve"}
     for (concurrency, adapters), step in places.items():
-        point = points.get((step, concurrency, adapters)) or points.get(("eight", concurrency, adapters))
-        if point is not None:
+        if (point := points.get((step, concurrency, adapters))) is not None:
             yield from _point_rows(point, floors, is_peer_model=is_peer_model)
-    yield from _ratio_rows(points, floors)
+    yield from _ratio_rows(points, floors, base_step)
     yield from _curve_rows(points, floors)
     yield from _other_rows(results, points, is_peer_model=is_peer_model)
 
@@ -166,10 +167,9 @@ def _point_rows(point: dict[str, Any], floors: FloorModel, *, is_peer_model: boo
         yield Row(f"concurrency {concurrency}, {adapters} adapters: experts read over even", share, "ratio")
 
 
-def _ratio_rows(points: dict[Any, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
+def _ratio_rows(points: dict[Any, dict[str, Any]], floors: FloorModel, base_step: str) -> Iterator[Row]:
     for concurrency, target, stretch in ((1, 0.85, 0.90), (32, 0.78, 0.85)):
-        base = points.get(("base", concurrency, 0)) or points.get(("eight", concurrency, 0))
-        with_lora = points.get(("eight", concurrency, 8))
+        base, with_lora = points.get((base_step, concurrency, 0)), points.get(("eight", concurrency, 8))
         if base and with_lora:
             floor = floors.decode(concurrency, 0, CONTEXT_TOKENS).total
             floor /= floors.decode(concurrency, 8, CONTEXT_TOKENS).total

@@ -231,6 +231,17 @@ def test_a_row_names_the_commits_of_its_steps(tmp_path: Path) -> None:
     assert commits["concurrency 32: tokens/s with 8 adapters over without"] == "a, b"
 
 
+def test_the_server_with_adapters_stands_for_a_base_that_was_not_run(tmp_path: Path) -> None:
+    """Its requests without adapters give the rows of none, and nothing is said of two servers."""
+    both = result(point(1, 0, 300.0), point(1, 8, 240.0), machine={"commit": "b"})
+    (tmp_path / "qwen3-30b-a3b-eight.json").write_text(json.dumps(both))
+    write_rows("qwen3-30b-a3b", tmp_path, tmp_path / "rows.json")
+    rows = {row["name"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    assert rows["concurrency 1, 0 adapters: tokens/s"]["value"] == 300.0
+    assert rows["concurrency 1: tokens/s with 8 adapters over without"]["value"] == 0.8
+    assert not any("LoRA server" in name for name in rows)
+
+
 def test_a_run_without_success_leaves_the_rows_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
