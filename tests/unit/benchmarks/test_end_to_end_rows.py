@@ -84,7 +84,9 @@ def test_rows_stand_beside_floor_peer_and_target(floors: FloorModel) -> None:
     assert decode.floor == pytest.approx(1109, rel=0.001)
     ratio = rows["concurrency 32: tokens/s with 8 adapters over without"]
     assert ratio.value == pytest.approx(0.8)
-    assert ratio.floor == pytest.approx(0.84, abs=0.01)
+    assert total.floor is not None
+    without = rows["concurrency 32, 0 adapters: tokens/s"].floor
+    assert ratio.floor == total.floor / (without or 0.0) == pytest.approx(0.867, abs=0.001)
     assert rows["concurrency 1: base requests on a LoRA server over one without"].value == 0.99
     assert rows["concurrency 1: base answers equal on both servers"].value == 1
     assert rows["concurrency 1, 8 adapters: through gRPC with text over in process"].value == 0.99

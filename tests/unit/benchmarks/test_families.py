@@ -81,7 +81,11 @@ def test_every_figure_has_its_floor_or_must(model: Model, tmp_path: Path) -> Non
     ratios = [row for row in rows if row.unit == "ratio"]
     assert [row.value for row in ratios] == pytest.approx([0.8, 0.8])
     assert [row.target for row in ratios] == [0.85, 0.78]
-    assert all(row.floor is not None and 0.5 < row.floor < 1.0 for row in ratios)
+    most = {row.name: row.floor or 0.0 for row in rows if row.name.endswith("adapters: tokens/s")}
+    for concurrency, row in zip((1, 32), ratios, strict=True):
+        where = f"{model.shape}, concurrency {concurrency}"
+        assert row.floor == most[f"{where}, 8 adapters: tokens/s"] / most[f"{where}, 0 adapters: tokens/s"]
+        assert 0.5 < (row.floor or 0.0) < 1.0
     assert all(row.floor for row in rows if row.unit in ("tokens/s", "ms"))
 
 
