@@ -54,7 +54,7 @@ def warm_up_experts(
     seen: set[object] = set()
     for num_tokens in range(1, max_tokens + 1):
         pairs = num_tokens * top_k
-        tiles = select_experts(experts_shape(gate_up, pairs), name, batch_invariant=batch_invariant)
+        tiles = select_experts(experts_shape(gate_up, down, pairs), name, batch_invariant=batch_invariant)
         parts = ("gate_up", "down")
         beside = [lora.side_of(part, num_tokens) is not None for part in parts] if lora else []
         choice = (

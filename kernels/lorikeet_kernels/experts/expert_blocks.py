@@ -170,7 +170,7 @@ def expert_blocks(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> 
 
 
 def lone_blocks(topk_ids: torch.Tensor, num_experts: int, block_rows: int) -> ExpertBlocks:
-    """Each pair of `topk_ids` [T, K] int32 a block of its own, without a launch; `expert_gemm` takes such."""
+    """Each pair of `topk_ids` [T, K] int32 a block of its own, without a launch, for `expert_gemm` alone."""
     ids = topk_ids.flatten()
     return ExpertBlocks(ids, ids.new_empty((0, 4)), block_rows, num_experts, topk_ids.shape[1], is_lone=True)
 

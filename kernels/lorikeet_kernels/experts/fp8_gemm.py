@@ -234,6 +234,8 @@ def _check(
 ) -> None:
     if row_order is not None:
         check_row_order(row_order)
+    if blocks.is_lone:
+        raise ValueError("fp8_gemm: pairs must be cut into blocks; those of `lone_blocks` are expert_gemm's")
     num_pairs, values = blocks.order.shape[0], x.values
     contiguous = (values, x.scales, weight.values, weight.scales, out)
     if not all(tensor.is_contiguous() for tensor in contiguous):

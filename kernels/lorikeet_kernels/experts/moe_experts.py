@@ -1,18 +1,19 @@
 """The experts of a MoE layer on a GPU: both GEMMs with what follows them fused, LoRA between, the top-k sum.
 
 Three launches beside the cut of the pairs into blocks: gate_up with bias and activation, down with bias and
-routed weight, the sum. One token needs no cut where weights are not packed. With adapters, decode batches get
-their delta added inside the same launches, or, where gate_up's is made beside its GEMM, by an activation of
-its own; prefill batches store gate_up's and down's rows, to which the LoRA ops add. Rows without an adapter
-have the same bits in every way, and those with one the same beside as before the GEMM. Experts in FP8 take
-rows quantised first, a launch before each GEMM; adapters see the rows as they were. The reference is
-`expert_linear`, `gated_activation` and `moe_sum` one after the other.
+routed weight, the sum. One token needs no cut where neither's weights are packed or in FP8. With adapters,
+decode batches get their delta added inside the same launches, or, where gate_up's is made beside its GEMM, by
+an activation of its own; prefill batches store gate_up's and down's rows, to which the LoRA ops add. Rows
+without an adapter have the same bits in every way, and those with one the same beside as before the GEMM.
+Experts in FP8 take rows quantised first, a launch before each GEMM; adapters see the rows as they were. The
+reference is `expert_linear`, `gated_activation` and `moe_sum` one after the other.
 
 Beside LoRA gate_up's GEMM stores its rows, which the activation reads: 4 P I elements more for P pairs.
 gpt-oss-20b at 32 rows, bf16: 2.9 MB, 0.7 us at 4.3 TB/s; the launch takes 2.2 us, and `tiling.lora_overlap`
 says what is gained.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -114,11 +115,15 @@ def moe_experts(
     if x.shape[0] == 0:
         return out
     num_experts, _, hidden = gate_up.weight.shape
-    shape = experts_shape(gate_up, topk_ids.numel())
+    shape = experts_shape(gate_up, down, topk_ids.numel())
     tiles = select_experts(shape, device_name(x), batch_invariant=batch_invariant)
     if lora is not None and not is_ungrouped(topk_ids.numel(), num_experts, lora.segments.num_slots):
         return _with_grouped_lora(x, topk_weights, topk_ids, gate_up, down, activation, lora, tiles, out)
-    act, blocks = _activated(x, topk_ids, gate_up, activation, lora, tiles.gate_up)
+    # one token's experts differ, so that no block would have a second pair; only plain weights' GEMM knows
+    is_lone = x.shape[0] == 1 and all(isinstance(part.weight, torch.Tensor) for part in (gate_up, down))
+    make_blocks = lone_blocks if is_lone else expert_blocks
+    cut = partial(make_blocks, topk_ids, num_experts, tiles.gate_up.block_rows)
+    act, blocks = _activated(x, topk_ids, cut, gate_up, activation, lora, tiles.gate_up)
     is_split = tiles.down.splits > 1
     shape_of_parts = (tiles.down.splits, *topk_ids.shape, hidden) if is_split else (*topk_ids.shape, hidden)
     parts = x.new_empty(shape_of_parts, dtype=torch.float32 if is_split else x.dtype)
@@ -154,18 +159,14 @@ def moe_experts(
 def _activated(
     x: torch.Tensor,
     topk_ids: torch.Tensor,
+    cut: Callable[[], ExpertBlocks],
     gate_up: ExpertProjection,
     activation: GatedActivation,
     lora: ExpertsLora | None,
     tiles: ExpertTiles,
 ) -> tuple[torch.Tensor, ExpertBlocks]:
     """[T, K, I] after the activation, adapters included, for batches whose pairs are not grouped."""
-    num_experts, num_rows, _ = gate_up.weight.shape
-    order = gate_up.row_order
-    is_plain = isinstance(gate_up.weight, torch.Tensor)
-    # one token's experts differ, so that no block would have a second pair
-    make_blocks = lone_blocks if is_plain and topk_ids.shape[0] == 1 else expert_blocks
-    cut = partial(make_blocks, topk_ids, num_experts, tiles.block_rows)
+    num_rows, order = gate_up.weight.shape[1], gate_up.row_order
     if lora is None:
         blocks, act = cut(), x.new_empty((*topk_ids.shape, num_rows // 2))
         _project(x, gate_up, blocks, act, tiles, activation=activation, is_ready=True)
@@ -230,13 +231,14 @@ def experts_kind(weight: DeviceExpertWeight) -> Weights:
     return "fp32" if weight.dtype == torch.float32 else "bf16"
 
 
-def experts_shape(gate_up: ExpertProjection, num_pairs: int) -> MoeShape:
+def experts_shape(gate_up: ExpertProjection, down: ExpertProjection, num_pairs: int) -> MoeShape:
     """What the tiles of a layer depend on."""
     num_experts, num_rows, hidden = gate_up.weight.shape
-    kind = experts_kind(gate_up.weight)
+    kind, down_kind = experts_kind(gate_up.weight), experts_kind(down.weight)
+    other = None if down_kind == kind else down_kind
     if kind == "fp8_block" and gate_up.row_order != "concatenated":
         kind = "fp8_interleaved"
-    return MoeShape(kind, hidden, num_rows // 2, num_experts, num_pairs)
+    return MoeShape(kind, hidden, num_rows // 2, num_experts, num_pairs, other)
 
 
 def _project(

@@ -108,6 +108,10 @@ def _check(
     activation: GatedActivation | None,
     delta: torch.Tensor | None,
 ) -> None:
+    if blocks.is_lone:
+        raise ValueError(
+            "mxfp4_linear: pairs must be cut into blocks; those of `lone_blocks` are expert_gemm's"
+        )
     num_pairs = blocks.order.shape[0]
     if x.dtype != torch.bfloat16 or not x.is_contiguous() or not out.is_contiguous():
         raise ValueError(f"mxfp4_linear: x {x.dtype}: pass contiguous bfloat16, and a contiguous out")

@@ -64,13 +64,17 @@ class MoeTiles:
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
-    """What the tiles depend on; `inner` is I, half of gate_up's rows."""
+    """What the tiles depend on; `inner` is I, half of gate_up's rows.
+
+    `down` says how down is stored where that is another way than gate_up's, which is `weights`.
+    """
 
     weights: Weights
     hidden: int
     inner: int
     num_experts: int
     num_pairs: int
+    down: Weights | None = None
 
 
 @MEASURED.decide
@@ -99,7 +103,12 @@ def select_experts(shape: MoeShape, device: str, *, batch_invariant: bool = Fals
     best: MoeTiles | None = None
     best_distance = NEAREST
     for at, tiles in load_expert_table(device).items():
-        if (at.weights, at.hidden, at.inner) != (shape.weights, shape.hidden, shape.inner):
+        if (at.weights, at.down, at.hidden, at.inner) != (
+            shape.weights,
+            shape.down,
+            shape.hidden,
+            shape.inner,
+        ):
             continue
         # how full blocks get is what matters, so tables serve other numbers of experts too
         ratio = (at.num_pairs / at.num_experts) / (max(1, shape.num_pairs) / shape.num_experts)
@@ -112,11 +121,25 @@ def select_experts(shape: MoeShape, device: str, *, batch_invariant: bool = Fals
 
 
 def _rule(shape: MoeShape, rows_per_expert: float, device: str) -> MoeTiles:
+    if shape.down is not None:
+        return _mixed_rule(shape, shape.down, rows_per_expert)
+    if device in SPECIALIZED_DEVICES and rows_per_expert >= MIN_SPECIALIZED_ROWS and _is_whole(shape):
+        return _specialized_rule(rows_per_expert)
+    return _storage_rule(shape, rows_per_expert)
+
+
+def _mixed_rule(shape: MoeShape, down: Weights, rows_per_expert: float) -> MoeTiles:
+    """Each GEMM's own storage's, with the smaller blocks of the two: those that the other takes too."""
+    first = _storage_rule(shape, rows_per_expert).gate_up
+    second = _storage_rule(replace(shape, weights=down), rows_per_expert).down
+    rows = min(first.block_rows, second.block_rows)
+    return MoeTiles(replace(first, block_rows=rows), replace(second, block_rows=rows))
+
+
+def _storage_rule(shape: MoeShape, rows_per_expert: float) -> MoeTiles:
     if shape.weights == "bf16":
         return _bf16_rule(rows_per_expert)
     if shape.weights in ("fp8_block", "fp8_interleaved", "fp8_channel"):
-        if device in SPECIALIZED_DEVICES and rows_per_expert >= MIN_SPECIALIZED_ROWS and _is_whole(shape):
-            return _specialized_rule(rows_per_expert)
         return _fp8_rule(shape, rows_per_expert)
     if shape.weights == "fp32":
         tiles = ExpertTiles("decode", 16, 64, 32, 3, 4)

@@ -212,6 +212,35 @@ def layer(
     return ExpertProjection(up, None, "concatenated"), ExpertProjection(down, None, None)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 16, 500])
+@pytest.mark.parametrize("is_plain_first", [True, False])
+def test_layer_of_two_storages(num_tokens: int, *, is_plain_first: bool) -> None:
+    """One projection in FP8 of whole blocks, the other in bf16; one token, and many."""
+    experts, hidden, inner, top_k = 8, 256, 128, 2
+    gate_up, down = layer(experts, hidden, inner, "block")
+    assert isinstance(gate_up.weight, Fp8Weight)
+    assert isinstance(down.weight, Fp8Weight)
+    if is_plain_first:
+        gate_up = replace(gate_up, weight=dequantize_fp8(gate_up.weight, BF16))
+    else:
+        down = replace(down, weight=dequantize_fp8(down.weight, BF16))
+    ids = route(num_tokens, experts, top_k, "uniform")
+    weights = torch.rand(num_tokens, top_k, device=GPU)
+    x = torch.randn(num_tokens, hidden, device=GPU).to(BF16)
+
+    def multiplied(rows: torch.Tensor, part: ExpertProjection) -> torch.Tensor:
+        if isinstance(part.weight, Fp8Weight):
+            return products(rows, part.weight, ids)
+        assert isinstance(part.weight, torch.Tensor)
+        own = rows.unsqueeze(1).expand(-1, top_k, -1) if rows.dim() == 2 else rows
+        return torch.einsum("tki,tkoi->tko", own.double(), part.weight[ids.long()].double())
+
+    act = gated_activation_reference(multiplied(x, gate_up).to(BF16), ACTIVATION)
+    expected = (multiplied(act, down) * weights.double().unsqueeze(-1)).sum(1)
+    got = moe_experts(x, weights, ids, gate_up, down, ACTIVATION)
+    assert relative_error(got, expected) < 4 * TOLERANCE
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_tokens", [1, 16, 500])
 @pytest.mark.parametrize(("hidden", "inner"), [(2048, 768), (1024, 256)])

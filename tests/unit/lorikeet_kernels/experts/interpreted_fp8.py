@@ -15,7 +15,7 @@ from triton.runtime import interpreter
 from lorikeet_kernels.dense.fp8_few_rows import fp8_few_rows
 from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_linear import fp8_linear_reference
-from lorikeet_kernels.dense.fp8_weight import WeightScaling
+from lorikeet_kernels.dense.fp8_weight import Fp8Weight, WeightScaling
 from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation_reference
 from lorikeet_kernels.dense.quantize_rows import (
     ActivationScaling,
@@ -25,6 +25,7 @@ from lorikeet_kernels.dense.quantize_rows import (
 from lorikeet_kernels.experts.expert_blocks import expert_blocks_reference
 from lorikeet_kernels.experts.expert_linear import expert_linear_reference
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
+from lorikeet_kernels.experts.moe_experts import ExpertProjection, moe_experts
 from lorikeet_kernels.experts.moe_sum import moe_sum_parts_reference
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
@@ -169,11 +170,42 @@ def check_few_rows() -> None:
                     assert relative_error(got, fp8_linear_reference(x, stacked, b)) < 2e-6
 
 
+def check_mixed_experts() -> None:
+    """A layer with one projection in FP8, the other plain; one token, whose pairs' blocks FP8 needs cut."""
+    experts, top_k, hidden, inner = 4, 2, 128, 128
+    weights_of: list[tuple[torch.Tensor | Fp8Weight, torch.Tensor | Fp8Weight]] = [
+        (
+            torch.randn(experts, 2 * inner, hidden),
+            random_fp8_weight(experts, (hidden,), inner, "block", GENERATOR),
+        ),
+        (
+            random_fp8_weight(experts, (inner, inner), hidden, "block", GENERATOR),
+            torch.randn(experts, hidden, inner),
+        ),
+    ]
+    for up, down in weights_of:
+        for tokens in (1, 9):
+            x = torch.randn(tokens, hidden)
+            ids = torch.rand(tokens, experts).topk(top_k, dim=1).indices.to(torch.int32)
+            weights = torch.rand(tokens, top_k)
+            none = torch.full((tokens,), -1, dtype=torch.int32)
+            groups = make_moe_groups(ids, make_lora_segments(none, 1), experts)
+            v = torch.empty(tokens, top_k, 2 * inner)
+            expert_linear_reference(x, up, groups, v)
+            act = gated_activation_reference(v, ACTIVATION, row_order="concatenated")
+            pairs = torch.empty(tokens, top_k, hidden)
+            expert_linear_reference(act, down, groups, pairs, topk_weights=weights)
+            projections = ExpertProjection(up, None, "concatenated"), ExpertProjection(down, None, None)
+            got = moe_experts(x, weights, ids, *projections, ACTIVATION)
+            assert relative_error(got, pairs.sum(1)) < 2e-2  # what is quantised again may round the other way
+
+
 CASES: dict[str, Callable[[], None]] = {
     "quantize_rows": check_quantize_rows,
     "channels": check_channels,
     "ragged_blocks": check_ragged_blocks,
     "whole_blocks": check_whole_blocks,
+    "mixed_experts": check_mixed_experts,
     "dense": check_dense,
     "few_rows": check_few_rows,
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = ("quantize_rows", "channels", "ragged_blocks", "whole_blocks", "dense", "few_rows")
+CASES = ("quantize_rows", "channels", "ragged_blocks", "whole_blocks", "mixed_experts", "dense", "few_rows")
 
 
 @pytest.mark.parametrize("case", CASES)

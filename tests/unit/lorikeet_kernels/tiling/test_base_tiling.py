@@ -92,6 +92,28 @@ def test_warps_specialize_for_whole_blocks_and_many_pairs_on_devices_that_can() 
     assert invariant.down.kernel == "decode"
 
 
+@pytest.mark.parametrize(
+    ("weights", "down"),
+    [
+        *itertools.permutations(("bf16", "fp8_block", "fp8_channel", "mxfp4"), 2),
+        ("fp8_interleaved", "bf16"),
+        ("fp32", "fp8_block"),
+        ("fp8_block", "fp32"),
+    ],
+)
+def test_each_gemm_of_experts_stored_in_two_ways_gets_tiles_of_its_own(weights: str, down: str) -> None:
+    """One cut for both, no specialized warps, and no table's entry for experts stored in one way."""
+    for pairs, inner in itertools.product((1, 64, 8 * 32, 8 * 100, 1 << 20), (768, 40)):
+        shape = MoeShape(weights, 2048, inner, 8, pairs, down)  # pyright: ignore[reportArgumentType]
+        tiles = select_experts(shape, H200)
+        for part, stored in ((tiles.gate_up, weights), (tiles.down, down)):
+            assert part.kernel != "specialized"
+            check(part, stored)
+            itemsize = {"mxfp4": 0, "bf16": 2, "fp32": 4}.get(stored, 1)
+            assert itemsize * part.stages * part.step * (part.block_rows + part.block_n) <= 227 << 10
+        assert tiles == select_experts(shape, "some other card")
+
+
 def test_batch_invariant_tiles_ignore_the_batch() -> None:
     """The same kernel and the same sums for any number of pairs."""
     chosen = {
