@@ -22,6 +22,8 @@ from lorikeet_kernels.tiling.attention_tiles import PrefillTiles
 
 BIG_NEGATIVE = tl.constexpr(-1.0e30)  # before the first visible key; -inf minus itself would be NaN
 
+SMALLEST_SCALE = tl.constexpr(1.0e-30)
+
 
 @triton.jit
 def _attend(
@@ -124,11 +126,13 @@ def _prefill_kernel(
     total = tl.zeros([BLOCK_Q * GROUP_P2], tl.float32)
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + head * GROUP + member, mask=member < GROUP, other=0.0).to(tl.float32)
-        largest = sink * LOG2E
-        total += 1.0
+        # a sink may be -inf, or become so by the factor: it is no start for what follows, as above
+        largest = tl.maximum(sink * LOG2E, BIG_NEGATIVE)
+        total += tl.exp2(sink * LOG2E - largest)
 
     if HAS_SCALES:
-        scale_log2 *= tl.load(key_scales_ptr + head)
+        # never 0, whose product with a hidden score's -inf is NaN; scores vanish as they do by a 0
+        scale_log2 = tl.maximum(scale_log2 * tl.load(key_scales_ptr + head), SMALLEST_SCALE)
     first_position = length - num_queries + first_query
     last_position = tl.minimum(first_position + BLOCK_Q, length) - 1
     # blocks of keys that nobody sees may belong to others by now

@@ -121,9 +121,35 @@ def check_paged_attention() -> None:
         assert relative_error(out, expected) < 2 * TOLERANCE[dtype]
 
 
+def check_vanishing_sinks() -> None:
+    """Sinks that count for nothing, -inf or so once scaled, and keys whose scale is 0: by both kernels."""
+    shares = [(0, 30), (41, 1), (25, 26), (60, 1)]
+    generator = torch.Generator().manual_seed(0)
+    keys, values, metadata = make_paged_caches(
+        shares, kv_heads=2, dims=(16, 16), dtype=torch.float32, block_tokens=BLOCK, generator=generator
+    )
+    q = torch.randn(metadata.query_starts_host[-1], 4, 16)
+    where = (metadata.query_starts, metadata.sequence_lens, metadata.block_tables, 0.25)
+    for number, sink in enumerate((float("-inf"), -3.0e38, -2.0e30, 0.5)):
+        sinks = torch.tensor([sink, 0.1, -0.3, sink])
+        for visible in ({}, {"window": 5}, {"chunk": 12}):
+            scales = KvScales(torch.tensor([0.0, 1.0]), torch.ones(2)) if number % 3 == 0 else None
+            expected = torch.empty_like(q)
+            settings = {"sinks": sinks, "scales": scales, **visible}
+            paged_attention_reference(q, keys, values, metadata, 0.25, expected, **settings)
+            for splits in (1, 3):
+                out = torch.full_like(q, float("nan"))
+                paged_decode(q, keys, values, *where, out, DecodeTiles(16, splits, 4, 1), **settings)
+                paged_prefill(
+                    q, keys, values, *where, out, PrefillTiles(32, 16, 4, 1), min_queries=2, **settings
+                )
+                assert relative_error(out, expected) < 2 * TOLERANCE[torch.float32]
+
+
 CASES: dict[str, Callable[[], None]] = {
     "attention_inputs": check_attention_inputs,
     "paged_attention": check_paged_attention,
+    "vanishing_sinks": check_vanishing_sinks,
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = ("attention_inputs", "paged_attention")
+CASES = ("attention_inputs", "paged_attention", "vanishing_sinks")
 
 
 @pytest.mark.parametrize("case", CASES)
