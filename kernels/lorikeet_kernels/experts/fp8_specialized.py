@@ -290,6 +290,7 @@ def _fp8_specialized_kernel(
         # the copy engine's bytes, and each loading thread's copies
         mbarrier.init(full.index(slot), count=1 + 128)
         mbarrier.init(empty.index(slot), count=GROUPS)
+    fence_async_shared()  # the copy engine's proxy must see the barriers before its first bytes arrive
     ring = (x_ring, weight_ring, full, empty)
     work = (order_ptr, (blocks_ptr, num_items))
     finish = (out_ptr, bias_ptr, routed_ptr, delta_ptr, alpha, limit, up_offset)
