@@ -185,6 +185,9 @@ def _pair_lora_kernel(
     BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, RANK_P2: tl.constexpr, SLOT_SCAN: tl.constexpr,
     SPIN_LIMIT: tl.constexpr, PDL: tl.constexpr, SIGNALS: tl.constexpr,
 ):  # fmt: skip
+    # A launch behind this one may read the routing, or blocks cut from it, without a wait, as expert GEMMs do
+    # with `weights_first`: this one must begin after those are complete, which with PDL it would not.
+    tl.static_assert(not (PDL and HAS_EXPERTS))
     if SIGNALS:
         tl.extra.cuda.gdc_launch_dependents()
     PARTS: tl.constexpr = NUM_LAUNCH_SITES * CHUNKS * SPLITS
