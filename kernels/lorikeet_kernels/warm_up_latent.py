@@ -13,6 +13,7 @@ from lorikeet_kernels.attention.latent_decode import kind_of_splits
 from lorikeet_kernels.attention.latent_inputs import latent_inputs
 from lorikeet_kernels.attention.latent_ring_kernels import can_ring
 from lorikeet_kernels.attention.prompt_attention import prompt_attention
+from lorikeet_kernels.launch.hopper import is_hopper
 from lorikeet_kernels.lora.group_blocks import block_capacity
 from lorikeet_kernels.lora.head_lora import HeadRows, head_lora, shares_columns
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
@@ -57,7 +58,7 @@ def warm_up_latent_attention(
     seen: set[object] = set()
     block_tokens = cache.shape[1]
     blocks = -(-max_tokens // block_tokens)
-    rings = can_ring(cache, heads.latent_dim)
+    rings = can_ring(cache, heads.latent_dim, cache.dtype, on_hopper=is_hopper(cache))
     for num_requests in range(1, max_requests + 1):
         width = 1
         while True:

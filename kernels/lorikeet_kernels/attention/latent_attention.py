@@ -12,7 +12,7 @@ request's, and one row of a request without tokens, are as `paged_attention` lea
 
 On a GPU two kernels share the batch, `latent_decode` for requests with one query and `latent_prefill` for the
 others; both read the metadata on the device. A row of the cache is copied from memory once for both products.
-In 16 bits DeepSeek's sizes take the kernels of `latent_ring_kernels`, all else Triton's pipeline.
+On Hopper, in 16 bits, DeepSeek's sizes take the kernels of `latent_ring_kernels`, all else Triton's pipeline.
 With `most_fresh` requests whose whole sequence is in the batch and longer than that are not computed, and
 their rows undefined: `prompt_attention` does those with fewer products.
 
@@ -26,6 +26,7 @@ from lorikeet_kernels.attention.latent_decode import latent_decode
 from lorikeet_kernels.attention.latent_prefill import latent_prefill
 from lorikeet_kernels.attention.latent_ring_kernels import can_ring
 from lorikeet_kernels.attention.paged_attention import paged_attention_reference
+from lorikeet_kernels.launch.hopper import is_hopper
 from lorikeet_kernels.tiling.latent_tiles import select_latent_decode, select_latent_prefill
 
 MAX_LATENT = 512
@@ -75,7 +76,7 @@ def latent_attention(
     num_rows, heads, _ = q.shape
     longest = tables.shape[1] * cache.shape[1]
     is_mixed = num_rows > lens.shape[0]
-    rings = can_ring(cache, out.shape[2])
+    rings = can_ring(cache, out.shape[2], q.dtype, on_hopper=is_hopper(q))
     decode = select_latent_decode(lens.shape[0], heads, longest, q.itemsize, rings=rings, is_mixed=is_mixed)
     latent_decode(q, cache, starts, lens, tables, scale, out, decode)
     if is_mixed:

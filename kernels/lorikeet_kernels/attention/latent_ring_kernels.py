@@ -17,6 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from lorikeet_kernels.attention.latent_ring import PANEL, STEP, scan_ring
 from lorikeet_kernels.launch.grid_dependency import launch_next_grid
+from lorikeet_kernels.tiling.latent_tiles import SHARED_BYTES, most_ring_bytes
 
 # Of a program's rows. With them ptxas spills nothing, in a kernel whose copying warps give most of theirs to
 # those that multiply; two programs of 16 rows fit a multiprocessor.
@@ -148,16 +149,19 @@ def _ring_prefill_kernel(
     gl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=is_row[None, :])
 
 
-def can_ring(cache: torch.Tensor, latent_dim: int) -> bool:
-    """Whether a cache is as the ring's copies and products take it; DeepSeek's are, in 16 bits."""
+def can_ring(cache: torch.Tensor, latent_dim: int, q_dtype: torch.dtype, *, on_hopper: bool) -> bool:
+    """Whether a cache is as the ring's copies and products take it; DeepSeek's are, in 16 bits on Hopper."""
     block_tokens, width = cache.shape[1], cache.shape[3]
     return (
-        cache.element_size() == 2
+        on_hopper  # other generations' compilers do not know the instructions, and abort the process
+        and cache.element_size() == 2
+        and cache.dtype == q_dtype
         and cache.is_contiguous()
         and STEP.value % block_tokens == 0
         and block_tokens >= 8
         and latent_dim in (128, 256, 512)
         and width - latent_dim in (64, 128)
+        and most_ring_bytes(latent_dim, width) <= SHARED_BYTES
     )
 
 

@@ -11,6 +11,9 @@ FEW_ROWS = 16
 RING_STEP = 64
 # Of a program's rows: steps of latents, steps of keys, warps. Queries take the rest of the shared memory.
 RINGS = {16: (2, 2, 4), 32: (2, 2, 4), 64: (2, 1, 8)}
+SHARED_BYTES = 227 * 1024
+"""Of a program, on Hopper."""
+_BARRIER_BYTES = 2048  # of a ring's kernel: its barriers, and what warps exchange a step's largest scores by
 # Of a mixed batch, as long as all parts' sums (2 KB a head and part) stay below 32 MB.
 MIXED_SPLITS, MIXED_PARTS = 16, 16384
 
@@ -55,6 +58,20 @@ class LatentPrefillTiles:
     def is_ring(self) -> bool:
         """As of a decode."""
         return self.num_key_stages > 0
+
+
+def ring_bytes(tiles: LatentDecodeTiles | LatentPrefillTiles, latent_dim: int, width: int) -> int:
+    """Shared memory of 16-bit queries, probabilities and the rings of latents and keys, and barriers."""
+    ring = tiles.num_stages * latent_dim + tiles.num_key_stages * (width - latent_dim)
+    return 2 * (tiles.rows * (width + RING_STEP) + ring * RING_STEP) + _BARRIER_BYTES
+
+
+def most_ring_bytes(latent_dim: int, width: int) -> int:
+    """The most that a ring's kernel takes over cached rows of `width` elements, whatever the batch."""
+    return max(
+        ring_bytes(LatentDecodeTiles(rows, RING_STEP, 1, num_warps, stages, key_stages), latent_dim, width)
+        for rows, (stages, key_stages, num_warps) in RINGS.items()
+    )
 
 
 def projects_prompts(device: str) -> bool:

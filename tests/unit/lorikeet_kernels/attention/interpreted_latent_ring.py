@@ -49,7 +49,7 @@ def check(
     problem = make_latent_problem(
         shares, heads=heads, latent_dim=128, rope_dim=64, block_tokens=block_tokens, dtype=DTYPE, seed=heads
     )
-    assert latent_ring_kernels.can_ring(problem.cache, 128)
+    assert latent_ring_kernels.can_ring(problem.cache, 128, DTYPE, on_hopper=True)
     metadata, out = problem.metadata, problem.empty_out()
     where = (
         problem.q, problem.cache, metadata.query_starts, metadata.sequence_lens, metadata.block_tables,

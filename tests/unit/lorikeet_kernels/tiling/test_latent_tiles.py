@@ -9,21 +9,16 @@ from lorikeet_kernels.tiling.latent_tiles import (
     MIN_SPLIT_TOKENS,
     MIXED_PARTS,
     RING_STEP,
+    SHARED_BYTES,
     LatentDecodeTiles,
-    LatentPrefillTiles,
     projects_prompts,
+    ring_bytes,
     select_latent_decode,
     select_latent_prefill,
 )
 from lorikeet_kernels.tune_latent import CASES, MIN_TOKENS, LatentCase, candidates, splits_of
 
-SHARED_BYTES = 227 * 1024
-WIDTH = 576
-
-
-def ring_bytes(tiles: LatentDecodeTiles | LatentPrefillTiles) -> int:
-    """Queries, probabilities and the rings of latents and keys."""
-    return 2 * (tiles.rows * (WIDTH + 64) + (tiles.num_stages * 512 + tiles.num_key_stages * 64) * RING_STEP)
+LATENT, WIDTH = 512, 576
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -40,11 +35,11 @@ def test_tiles_fit_and_are_what_products_take(itemsize: int) -> None:
         ring = select_latent_decode(requests, heads, tokens, 2, rings=True)
         assert ring.is_ring
         assert ring.rows == tiles.rows or itemsize > 2
-        assert ring_bytes(ring) <= SHARED_BYTES
+        assert ring_bytes(ring, LATENT, WIDTH) <= SHARED_BYTES
         assert 1 <= ring.splits <= min(MAX_SPLITS, max(1, tokens // RING_STEP))
     prefill = select_latent_prefill(16, itemsize, rings=False)
     assert (prefill.rows + 3 * prefill.block_n) * WIDTH * itemsize <= SHARED_BYTES
-    assert ring_bytes(select_latent_prefill(16, 2, rings=True)) <= SHARED_BYTES
+    assert ring_bytes(select_latent_prefill(16, 2, rings=True), LATENT, WIDTH) <= SHARED_BYTES
 
 
 def test_float32_takes_no_ring() -> None:
@@ -88,7 +83,7 @@ def test_a_search_begins_with_the_rule(case: LatentCase) -> None:
     assert len(set(tried)) == len(tried) <= 60
     for tiles in tried:
         assert (tiles.rows + tiles.block_n) * WIDTH * 2 <= SHARED_BYTES
-        assert not tiles.is_ring or ring_bytes(tiles) <= SHARED_BYTES
+        assert not tiles.is_ring or ring_bytes(tiles, LATENT, WIDTH) <= SHARED_BYTES
         assert splits_of(tiles) == 1 or splits_of(tiles) * MIN_TOKENS <= case.tokens
 
 
