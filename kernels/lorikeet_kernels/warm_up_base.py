@@ -22,6 +22,7 @@ from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, 
 from lorikeet_kernels.experts.router_logits import BLOCK_ROWS, router_in_parts
 from lorikeet_kernels.experts.routing import RouterLora
 from lorikeet_kernels.launch.device_name import device_name
+from lorikeet_kernels.launch.hopper import is_hopper
 from lorikeet_kernels.sampling.penalties import Penalties, penalize
 from lorikeet_kernels.sampling.sample_rows import FEW_ROWS, sample_rows
 from lorikeet_kernels.sampling.token_bitmask import num_mask_words, token_bitmask
@@ -125,7 +126,9 @@ def warm_up_fp8_linear(
     out_features, in_features = weight.shape
     seen: set[object] = set()
     for num_tokens in range(1, max_tokens + 1):
-        is_torch = uses_torch(num_tokens, out_features, in_features, weight.kind)
+        is_torch = uses_torch(
+            num_tokens, out_features, in_features, weight.kind, on_hopper=is_hopper(weight.values)
+        )
         lanes = select_lanes(num_tokens, out_features, in_features)
         is_few = num_tokens <= MAX_OWN_ROWS  # kernels of their own, with the same tiles too
         by_rule = select_dense(num_tokens, out_features, in_features)

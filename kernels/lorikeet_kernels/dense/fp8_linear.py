@@ -23,6 +23,7 @@ from lorikeet_kernels.dense.quantize_rows import (
     quantize_rows,
     quantize_rows_reference,
 )
+from lorikeet_kernels.launch.hopper import is_hopper
 from lorikeet_kernels.tiling.dense_tiles import select_dense, select_lanes, uses_torch
 
 
@@ -52,7 +53,7 @@ def fp8_linear(
         x.dtype == torch.bfloat16
         and weight.block_of_row is None
         and not batch_invariant
-        and uses_torch(num_rows, out_features, in_features, weight.kind)
+        and uses_torch(num_rows, out_features, in_features, weight.kind, on_hopper=is_hopper(x))
     )
     if is_torch:
         return torch_product(quantize_rows(x, weight.activations, by_group=True), weight, bias)[:num_rows]

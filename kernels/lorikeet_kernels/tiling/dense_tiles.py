@@ -82,8 +82,8 @@ def select_lanes(num_rows: int, out_features: int, in_features: int) -> FewRowsT
     return FewRowsTiles(rows, num_warps)
 
 
-def uses_torch(num_rows: int, out_features: int, in_features: int, kind: str) -> bool:
-    """Whether torch's scaled product computes it: many rows, and sizes that it takes.
+def uses_torch(num_rows: int, out_features: int, in_features: int, kind: str, *, on_hopper: bool) -> bool:
+    """Whether torch's scaled product computes it: many rows, and sizes and scales that it takes there.
 
     Measured on an H200 for block scales: 256 rows take 32 us instead of 44 (8192 x 8192) and 11.7 instead of
     12.8 (5120 x 2048), 4,096 rows 467 instead of 652 and 84 instead of 106.
@@ -92,5 +92,5 @@ def uses_torch(num_rows: int, out_features: int, in_features: int, kind: str) ->
         return False
     if kind == "channel":
         return out_features % 16 == 0 and in_features % 16 == 0
-    # block scales whose rows begin at multiples of 16 bytes
-    return out_features % 128 == 0 and in_features % 512 == 0
+    # cuBLAS takes groups by blocks on Hopper alone, and scales whose rows begin at multiples of 16 bytes
+    return on_hopper and out_features % 128 == 0 and in_features % 512 == 0

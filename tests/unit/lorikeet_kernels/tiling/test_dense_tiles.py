@@ -64,9 +64,11 @@ def test_lanes_take_very_few_rows_whose_bytes_they_load_at_once() -> None:
 
 def test_torch_takes_many_rows_of_sizes_that_it_can() -> None:
     """By channels rows of 16 bytes, by blocks whole ones whose scales' rows are of 16 bytes."""
-    assert not uses_torch(MAX_OWN_ROWS, 8192, 8192, "channel")
-    assert uses_torch(MAX_OWN_ROWS + 1, 8192, 8192, "block")
-    assert uses_torch(1000, 8192, 208, "channel")
-    assert not uses_torch(1000, 8192, 200, "channel")
-    assert not uses_torch(1000, 8192, 384, "block")
-    assert not uses_torch(1000, 8200, 512, "block")
+    assert not uses_torch(MAX_OWN_ROWS, 8192, 8192, "channel", on_hopper=True)
+    assert uses_torch(MAX_OWN_ROWS + 1, 8192, 8192, "block", on_hopper=True)
+    assert uses_torch(1000, 8192, 208, "channel", on_hopper=True)
+    assert not uses_torch(1000, 8192, 200, "channel", on_hopper=True)
+    assert not uses_torch(1000, 8192, 384, "block", on_hopper=True)
+    assert not uses_torch(1000, 8200, 512, "block", on_hopper=True)
+    assert not uses_torch(1000, 8192, 8192, "block", on_hopper=False)
+    assert uses_torch(1000, 8192, 8192, "channel", on_hopper=False)
