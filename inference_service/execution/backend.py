@@ -91,6 +91,8 @@ def _host_memory(num_bytes: int, device: torch.device, phases: StartPhases) -> H
 def load_backend(config: BackendConfig) -> DeviceBackend:
     """Load the model and allocate cache, host pool and arena.
 
+    A process whose backend on a GPU lives takes no other `tile_tables`: RuntimeError.
+
     Raises:
         ModelError: the model directory cannot be served, or does not fit the device; the message says why.
     """
@@ -139,6 +141,8 @@ def load_backend(config: BackendConfig) -> DeviceBackend:
         max_requests=config.max_running_requests,
         lora_beside=_lora_beside(config, device),
     )
+    if device.type == "cuda":  # elsewhere no kernel is chosen
+        MEASURED.keep_for(forward)
     builder = make_builder(config, table, forward)
     graphs = StepGraphs(forward)
     runner = BatchModelRunner(forward, graphs, table, builder, TokenSampler(table))

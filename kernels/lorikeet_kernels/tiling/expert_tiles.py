@@ -123,7 +123,8 @@ def select_experts(shape: MoeShape, device: str, *, batch_invariant: bool = Fals
 def _rule(shape: MoeShape, rows_per_expert: float, device: str) -> MoeTiles:
     if shape.down is not None:
         return _mixed_rule(shape, shape.down, rows_per_expert)
-    if device in SPECIALIZED_DEVICES and rows_per_expert >= MIN_SPECIALIZED_ROWS and _is_whole(shape):
+    is_measured = MEASURED.name(device) in SPECIALIZED_DEVICES
+    if is_measured and rows_per_expert >= MIN_SPECIALIZED_ROWS and _is_whole(shape):
         return _specialized_rule(rows_per_expert)
     return _storage_rule(shape, rows_per_expert)
 

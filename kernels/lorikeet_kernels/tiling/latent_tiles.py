@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from lorikeet_kernels.tiling.measured import MEASURED
+
 MIN_SPLIT_TOKENS = 128
 MAX_SPLITS = 128
 MAX_ROWS = 64  # (query, head) pairs a program: their sums take 128 registers of each of 256 threads
@@ -76,7 +78,7 @@ def most_ring_bytes(latent_dim: int, width: int) -> int:
 
 def projects_prompts(device: str) -> bool:
     """Whether whole prompts are attended over projected heads: where that was measured to be faster."""
-    return device in FASTER_PROJECTED
+    return MEASURED.name(device) in FASTER_PROJECTED
 
 
 def select_latent_decode(

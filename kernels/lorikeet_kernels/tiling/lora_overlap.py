@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from lorikeet_kernels.tiling.measured import MEASURED
+
 
 @dataclass(frozen=True, slots=True)
 class BesideRows:
@@ -37,5 +39,5 @@ FASTER_BESIDE: dict[str, BesideRows] = {"NVIDIA H200": BesideRows()}
 def runs_beside(device: str, wanted: bool | None) -> BesideRows | None:
     """What was measured on such a device where nothing was said; asked for, the same or else the defaults."""
     if wanted is None:
-        return FASTER_BESIDE.get(device)
-    return FASTER_BESIDE.get(device, BesideRows()) if wanted else None
+        return FASTER_BESIDE.get(MEASURED.name(device))
+    return FASTER_BESIDE.get(MEASURED.name(device), BesideRows()) if wanted else None

@@ -35,7 +35,7 @@ def router_tiles(hidden: int) -> RouterTiles:
 
 def select_router(num_rows: int, num_experts: int, hidden: int, device: str) -> RouterTiles | None:
     """The tiles where parts are the faster way, None where the projection is."""
-    most = min(MAX_ROWS, MOST_ROWS.get(device, 0)) if MEASURED.are_used else 0
+    most = min(MAX_ROWS, MOST_ROWS.get(MEASURED.name(device), 0))
     if not 1 <= num_rows <= most or num_experts > MAX_EXPERTS or hidden % 8:
         return None
     return router_tiles(hidden)
