@@ -20,7 +20,7 @@ ROOMS = {
     "attention": {ModelPart.ATTENTION, ModelPart.NORMS},
     "dense": {ModelPart.PROJECTIONS, ModelPart.NORMS, ModelPart.QUANTIZED, ModelPart.EXPERTS},
     "experts": {ModelPart.EXPERTS, ModelPart.ROUTING, ModelPart.PROJECTIONS},
-    "lora": {ModelPart.ADAPTERS},
+    "lora": {ModelPart.ADAPTERS, ModelPart.PROJECTIONS},  # a projection may make its delta, too
     "sampling": {ModelPart.SAMPLING},
 }
 
