@@ -67,8 +67,10 @@ def write_rows(model: str, work: Path, output: Path, *, is_toy: bool = False) ->
         floors = FloorModel.read(write_model_shape(Path(directory), model), torch.bfloat16, AdapterShape())
     good = {name: result for name, result in results.items() if not result.get("failures")}
     void = {name: result["failures"] for name, result in results.items() if name not in good}
-    rows = _with_commits(model, good, floors)
     document: dict[str, Any] = {"model": model, **read_document(output)}
+    # What a server without adapters measured in another session is not to become the LoRA server's.
+    has_base = "base" in good or "base" in document["machines"]
+    rows = _with_commits(model, good, floors, "base" if has_base else "eight")
     document["machines"] |= {name: result["machine"] for name, result in good.items() if "machine" in result}
     failures = {name: reasons for name, reasons in document["failures"].items() if name not in good}
     document["failures"] = failures | void
@@ -79,10 +81,11 @@ def write_rows(model: str, work: Path, output: Path, *, is_toy: bool = False) ->
     write_document(output, document)
 
 
-def _with_commits(model: str, results: dict[str, dict[str, Any]], floors: FloorModel) -> Iterator[Row]:
+def _with_commits(
+    model: str, results: dict[str, dict[str, Any]], floors: FloorModel, base_step: str
+) -> Iterator[Row]:
     """All rows with the commits of their steps: those without which a row has another value, or is not."""
     commits = {name: result.get("machine", {}).get("commit", "") for name, result in results.items()}
-    base_step = "base" if "base" in results else "eight"
     make = partial(make_rows, floors=floors, base_step=base_step)
     without = {step: {row.name: row.value for row in make(model, _except(results, step))} for step in results}
     for row in make(model, results):

@@ -199,7 +199,7 @@ def test_rows_are_written_after_every_step(tmp_path: Path, monkeypatch: pytest.M
 def test_what_a_run_did_not_measure_stays(tmp_path: Path) -> None:
     """Rows, machines, profiles and notes of other sessions, in a work directory that has none of them."""
     whole, work, output = tmp_path / "whole", tmp_path / "work", tmp_path / "rows.json"
-    for directory, steps in ((whole, RESULTS), (work, ("lengths",))):
+    for directory, steps in ((whole, RESULTS), (work, ("eight", "lengths"))):
         directory.mkdir()
         for name in steps:
             (directory / f"gpt-oss-20b-{name}.json").write_text(json.dumps(RESULTS[name]))
