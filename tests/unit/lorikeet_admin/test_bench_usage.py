@@ -1,5 +1,7 @@
 """Command lines of `lorikeet bench` that are refused before anything starts."""
 
+import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from inference_service.engine.config import EngineConfig
 from lorikeet_admin.app import app
 from lorikeet_admin.commands.bench_options import running_adapters
 from lorikeet_bench.load.lengths import LoadError
@@ -100,6 +103,15 @@ def test_a_setting_of_another_type_is_named(tmp_path: Path) -> None:
 def test_what_no_engine_can_be_is_wrong_usage(command: str, options: str, message: str) -> None:
     """Found before one starts."""
     assert message in usage_error(command, "--shape", "gpt-oss-20b", "--device", "cpu", *options.split())
+
+
+def test_the_guide_lists_the_engines_settings() -> None:
+    """All but the places, which a bench chooses."""
+    guide = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
+    table = guide.split("### Settings of the engine\n")[1].split("### ")[0].split("|---|---|\n")[1]
+    listed = re.findall(r"`([a-z_]+)`", table.split("\n\n")[0])
+    known = {field.name for field in dataclasses.fields(EngineConfig)}
+    assert sorted(listed) == sorted(known - {"model_dir", "disk_cache_dir", "backend_factory"})
 
 
 def test_options_of_other_commands_are_not_spoken_of() -> None:
