@@ -12,23 +12,32 @@ def call_each(calls: Iterable[Callable[[], object]]) -> None:
         call()
 
 
-def capture(calls: Sequence[Callable[[], None]]) -> torch.cuda.CUDAGraph:
-    """One graph of all `calls`, each made once before: nothing compiles while capturing."""
+def capture(
+    calls: Sequence[Callable[[], None]], stream: torch.cuda.Stream | None = None
+) -> torch.cuda.CUDAGraph:
+    """One graph of all `calls`, each made once before: nothing compiles while capturing.
+
+    Its nodes remember the priority of the `stream` that they were captured on.
+    """
     for call in calls:
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         for call in calls:
             call()
     return graph
 
 
 def time_interleaved(
-    ways: Mapping[str, Sequence[Callable[[], None]]], *, rounds: int = 9, sample_s: float = 4e-4
+    ways: Mapping[str, Sequence[Callable[[], None]]],
+    *,
+    rounds: int = 9,
+    sample_s: float = 4e-4,
+    stream: torch.cuda.Stream | None = None,
 ) -> dict[str, float]:
     """Median microseconds of one call of each way; all graphs take turns, so that a drift hits all alike."""
-    graphs = {name: (capture(calls), len(calls)) for name, calls in ways.items()}
+    graphs = {name: (capture(calls, stream), len(calls)) for name, calls in ways.items()}
     once = {name: _seconds(graph, 1) for name, (graph, _) in graphs.items()}
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
