@@ -16,8 +16,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # otherwise, `make demo` too, choose for themselves.
 test test-long test-faults golden: export OMP_NUM_THREADS ?= 1
 PYTEST_ARGS ?=
-# Tests of a file share what they start, so they stay in one process.
-WORKERS := -n logical --maxprocesses 4 --dist loadfile
+# Tests of a file share what they start, so they stay in one process. In their own order: files of processes come
+# first, and many small ones are left to fill both cores at the end.
+WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 COVERAGE := --cov --cov-report=term:skip-covered --cov-report=xml:var/coverage.xml
 
 .PHONY: help venv demo test test-long test-faults golden test-gpu fmt lint types protos bench sanitize clean
