@@ -10,8 +10,8 @@ import pytest
 CASES = (
     "row_ops",
     "sampling",
-    "top_k_bounds",
-    "all_cuts",
+    pytest.param("top_k_bounds", marks=pytest.mark.long),  # each most of a minute
+    pytest.param("all_cuts", marks=pytest.mark.long),
     "penalties",
     "token_bitmask",
     "pending_tokens",

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-CASES = ("quantize_rows", "channels", "ragged_blocks", "whole_blocks", "mixed_experts", "dense", "few_rows")
+CASES = (
+    *("quantize_rows", "channels", "ragged_blocks", "whole_blocks", "mixed_experts", "dense"),
+    pytest.param("few_rows", marks=pytest.mark.long),  # a minute and a half
+)
 
 
 @pytest.mark.parametrize("case", CASES)
