@@ -5,7 +5,6 @@ Prints what each choice takes, and last the table's text: tiling/<device>_few_ro
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +14,10 @@ from typing import Any
 
 import torch
 
+from lorikeet_kernels.benchmarking.compile_candidates import compile_candidates
 from lorikeet_kernels.benchmarking.few_rows_points import SIZES, FewRowsPoint, few_rows_point, with_rows
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
 from lorikeet_kernels.benchmarking.list_options import counts, names_among
-from lorikeet_kernels.launch.compile_ahead import compile_ahead
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.tiling.few_rows_tiles import (
     MAX_LANE_ROWS,
@@ -105,9 +104,7 @@ def _compile(names: Sequence[str], rows: Sequence[int]) -> None:
                 for tiles in candidates(shape):
                     point.own(tiles)[0]()
 
-    begin = time.monotonic()
-    count = compile_ahead(ask, os.cpu_count() or 1)
-    sys.stdout.write(f"compiled {count} kernels in {time.monotonic() - begin:.1f} s\n")
+    compile_candidates(ask)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

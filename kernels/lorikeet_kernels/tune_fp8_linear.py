@@ -6,7 +6,6 @@ from the reference says by how much. They decide the rules of `tiling/dense_tile
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch
 
 from lorikeet_kernels.benchmarking.bench_problem import COLD_BYTES
+from lorikeet_kernels.benchmarking.compile_candidates import compile_candidates
 from lorikeet_kernels.benchmarking.expert_projections import fp8_weight
 from lorikeet_kernels.benchmarking.graph_timing import call_each, time_interleaved
 from lorikeet_kernels.benchmarking.list_options import counts, names_among
@@ -24,7 +24,6 @@ from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_linear import torch_product
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight, WeightScaling, dequantize_fp8
 from lorikeet_kernels.dense.quantize_rows import dequantize_rows, quantize_rows
-from lorikeet_kernels.launch.compile_ahead import compile_ahead
 from lorikeet_kernels.tiling.dense_tiles import (
     MAX_LANE_ROWS,
     MULTIPROCESSORS,
@@ -142,9 +141,7 @@ def _compile(sizes: Sequence[str], kinds: Sequence[WeightScaling], rows: Sequenc
                     own = [way for way in candidates(num_rows, *weight.shape) if not isinstance(way, str)]
                     call_each(partial(run, way, x, weight) for way in own)
 
-    begin = time.monotonic()
-    count = compile_ahead(ask, os.cpu_count() or 1)
-    sys.stdout.write(f"asked for {count} kernels, {time.monotonic() - begin:.1f} s\n")
+    compile_candidates(ask)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ every case, for the rules in tiling/latent_tiles.py.
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from lorikeet_kernels.attention.latent_attention import NEVER_FRESH
 from lorikeet_kernels.attention.latent_decode import latent_decode
 from lorikeet_kernels.attention.latent_prefill import latent_prefill
 from lorikeet_kernels.benchmarking.bench_problem import COLD_BYTES
+from lorikeet_kernels.benchmarking.compile_candidates import compile_candidates
 from lorikeet_kernels.benchmarking.graph_timing import time_interleaved
 from lorikeet_kernels.benchmarking.latent_points import LATENT, ROPE
 from lorikeet_kernels.benchmarking.latent_problem import (
@@ -27,7 +27,6 @@ from lorikeet_kernels.benchmarking.latent_problem import (
     make_latent_problem,
 )
 from lorikeet_kernels.benchmarking.list_options import names_among
-from lorikeet_kernels.launch.compile_ahead import compile_ahead
 from lorikeet_kernels.testing import relative_error
 from lorikeet_kernels.tiling.latent_tiles import (
     FEW_ROWS,
@@ -202,9 +201,7 @@ def _compile(names: Sequence[str]) -> None:
             for tiles in candidates(case):
                 _launch(problem, out, tiles)
 
-    begin = time.monotonic()
-    count = compile_ahead(ask, os.cpu_count() or 1)
-    sys.stdout.write(f"compiled {count} kernels in {time.monotonic() - begin:.1f} s\n")
+    compile_candidates(ask)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import KernelInterface
 
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
@@ -20,26 +19,11 @@ from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.warm_up_latent import LatentHeads, warm_up_head_lora, warm_up_latent_attention
+from tests.support.hopper_driver import HopperDriver
 
 NOWHERE = torch.device("meta")
 BF16 = torch.bfloat16
 BLOCK_TOKENS, MOST_TOKENS = 16, 600
-
-
-class _Gpu:
-    """As much of a driver as asking for a kernel needs."""
-
-    def get_current_target(self) -> GPUTarget:
-        """A Hopper card."""
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        """The first."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """The default stream."""
-        return device
 
 
 @contextmanager
@@ -54,7 +38,7 @@ def asked_kernels() -> Generator[set[str]]:
     interface: Any = KernelInterface
     with pytest.MonkeyPatch.context() as patch:
         runtime: Any = triton.runtime.driver
-        patch.setattr(runtime, "_active", _Gpu())
+        patch.setattr(runtime, "_active", HopperDriver())
         patch.setattr(triton.knobs.runtime, "jit_cache_hook", note)
         patch.setattr(
             interface, "__getitem__", lambda kernel, grid: partial(kernel.run, grid=grid, warmup=True)

@@ -10,26 +10,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
 from triton.compiler.errors import CompilationError
 
 from lorikeet_kernels.launch.compile_ahead import compile_ahead
-
-
-class _Gpu:
-    """As much of a driver as compiling needs."""
-
-    def get_current_target(self) -> GPUTarget:
-        """A Hopper card."""
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        """The first."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """The default stream."""
-        return device
+from tests.support.hopper_driver import HopperDriver
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +21,7 @@ def _gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     config: Any = triton.runtime.driver
-    monkeypatch.setattr(config, "_active", _Gpu())
+    monkeypatch.setattr(config, "_active", HopperDriver())
 
 
 def make_kernel() -> Any:
