@@ -1,7 +1,8 @@
 """What a step must read and compute, whatever computes it: the floor beside every figure.
 
 A decode step reads each weight that any of its rows needs once, and each row's keys and values; activations
-are left out, they are thousandths. A prefill multiplies each of its tokens with the weights it is routed to.
+are left out, they are thousandths. A prefill multiplies each of its tokens with the weights it is routed to,
+and reads those once: few tokens of many experts wait for the bytes.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from inference_service.models.parameter_bytes import expert_bytes, linear_bytes
 from inference_service.models.spec import ExpertLinearSpec, LayerSpec, ModelSpec, MoeSpec
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.load.routing import expected_distinct
-from lorikeet_bench.load.step_floor import FLOPS, FP8_FLOPS, DecodeStepBytes
+from lorikeet_bench.load.step_floor import BYTES_PER_S, FLOPS, FP8_FLOPS, DecodeStepBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +46,42 @@ class FloorModel:
             kv_cache=rows * sum(self._kv(layer.attention, context_tokens) for layer in layers),
         )
 
-    def prefill_s(self, tokens: int) -> float:
-        """Seconds that the multiplications of one prompt take, adapters and the head left out."""
+    def prefill_s(self, tokens: int, prompts: int = 1) -> float:
+        """Seconds that so many prompts take together, adapters and the head left out.
+
+        Of each projection its multiplications or its bytes, read once, whichever takes longer.
+        """
+        size, rows = self.dtype.itemsize, prompts * tokens
         seconds = 0.0
         for layer in self.spec.layers:
             for linear in layer.linears:
-                rows = sum(site.out_features for site in linear.sites)
-                seconds += 2.0 * tokens * linear.in_features * rows / _flops(linear)
+                elements = linear.in_features * sum(site.out_features for site in linear.sites)
+                least_s = linear_bytes(linear, size) / BYTES_PER_S
+                seconds += max(2.0 * rows * elements / _flops(linear), least_s)
             if isinstance(layer.mlp, MoeSpec):
-                of = layer.mlp.experts
+                of, top_k = layer.mlp.experts, layer.mlp.routing.top_k
+                touched = expected_distinct(of.num_experts, top_k, rows)
                 for linear in (of.gate_up, of.down):
-                    elements = layer.mlp.routing.top_k * linear.in_features * linear.site.out_features
-                    seconds += 2.0 * tokens * elements / _flops(linear)
+                    elements = top_k * linear.in_features * linear.site.out_features
+                    least_s = touched * expert_bytes(linear, size) / BYTES_PER_S
+                    seconds += max(2.0 * rows * elements / _flops(linear), least_s)
             if isinstance(layer.attention, AttentionSpec):
                 seen = min(tokens, layer.attention.window or tokens, layer.attention.chunk or tokens)
-                pairs = tokens * seen - seen * seen / 2
+                pairs = prompts * (tokens * seen - seen * seen / 2)
                 seconds += 4.0 * pairs * layer.attention.num_heads * layer.attention.head_dim / FLOPS
         return seconds
 
     def closed_loop_tokens_per_s(
         self, concurrency: int, num_adapters: int, input_tokens: int, output_tokens: int
     ) -> float:
-        """Output tokens a second of a closed loop; prompts and answers take turns, each at its floor."""
+        """Output tokens a second of a closed loop; all prompts and all answers take turns, at their floors."""
         step_s = self.decode(concurrency, num_adapters, input_tokens + output_tokens / 2).seconds
-        total_s = concurrency * self.prefill_s(input_tokens) + output_tokens * step_s
+        total_s = self.prefill_s(input_tokens, concurrency) + output_tokens * step_s
         return concurrency * output_tokens / total_s
 
     def closed_loop_ttft_s(self, concurrency: int, input_tokens: int) -> float:
-        """Mean time to a first token where all prompts come at once and are computed one after the other."""
-        return (concurrency + 1) / 2 * self.prefill_s(input_tokens)
+        """Mean time to a first token where all prompts come at once: the n-th waits for n prompts at least."""
+        return sum(self.prefill_s(input_tokens, count + 1) for count in range(concurrency)) / concurrency
 
     def _experts(self, layer: LayerSpec, rows: int) -> float:
         if not isinstance(layer.mlp, MoeSpec):

@@ -59,7 +59,23 @@ def test_a_prompt_is_multiplications(gpt_oss: FloorModel) -> None:
     full, band = tokens**2 / 2, 128 * tokens - 128**2 / 2
     attention = 4 * 64 * 64 * 12 * (full + band)
     assert gpt_oss.prefill_s(tokens) == pytest.approx((weights + attention) / 790e12, rel=1e-4)
+    assert gpt_oss.prefill_s(tokens, 3) == pytest.approx(3 * gpt_oss.prefill_s(tokens))
     assert gpt_oss.closed_loop_ttft_s(3, tokens) == pytest.approx(2 * gpt_oss.prefill_s(tokens))
     step_s = gpt_oss.decode(32, 8, 1900).seconds
     whole_s = 32 * gpt_oss.prefill_s(tokens) + 600 * step_s
     assert gpt_oss.closed_loop_tokens_per_s(32, 8, tokens, 600) == pytest.approx(32 * 600 / whole_s)
+
+
+def test_a_short_prompt_reads_its_experts(tmp_path: Path) -> None:
+    """Of Qwen3-30B-A3B, 128 experts of three matrices [768, 2048], 100 tokens read 128 (1 - (15/16)^100)."""
+    (tmp_path / "config.json").write_text(json.dumps(shape_config("qwen3-30b-a3b")))
+    model = FloorModel.read(tmp_path, torch.bfloat16, AdapterShape())
+    experts = 48 * 128 * (1 - (15 / 16) ** 100) * 3 * 768 * 2048 * 2
+    others = 48 * 2 * 2048 * (2 * 4096 + 2 * 512 + 128)  # q, o, k, v, router
+    attention = 48 * 4 * 100**2 / 2 * 4096 / 790e12
+    assert model.prefill_s(100) == pytest.approx((experts + others) / 4.3e12 + attention, rel=1e-3)
+    # a second prompt finds most of them read already
+    assert model.prefill_s(100, 2) < 1.01 * model.prefill_s(200)
+    assert model.closed_loop_ttft_s(2, 100) == pytest.approx(
+        (model.prefill_s(100) + model.prefill_s(100, 2)) / 2
+    )
