@@ -23,9 +23,10 @@ from lorikeet_kernels.dense.fp8_few_rows import fp8_few_rows
 from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_linear import torch_product
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight, WeightScaling, dequantize_fp8
-from lorikeet_kernels.dense.quantize_rows import dequantize_rows, quantize_rows
+from lorikeet_kernels.dense.quantize_rows import GROUP, dequantize_rows, quantize_rows
 from lorikeet_kernels.tiling.dense_tiles import (
     MAX_LANE_ROWS,
+    MIN_STEPS,
     MULTIPROCESSORS,
     DenseTiles,
     select_dense,
@@ -45,14 +46,21 @@ SIZES = {
 FLOOR_BYTES_PER_US = 4.3e6
 TOLERANCE = 5e-3  # of results in bfloat16
 MIN_TORCH_ROWS = 16
+MATRIX_FIRST = ((64, 128, 8, 4), (64, 128, 4, 4), (64, 256, 4, 4), (128, 128, 4, 8))
+"""The matrix's rows of a program, columns of a step, stages, warps."""
+SHARED_BYTES = 220_000
+LINE_BYTES = 128
+ON_WAY_BYTES = 5_000_000
+"""Of the matrix, at once, by all programs: some 4.3 TB/s times 1 us."""
+AHEAD_BYTES = 9_000_000
+"""What comes to L2 while the launch before, some 2 us, still runs."""
 BY_TORCH = "torch"
 
 Way = DenseTiles | FewRowsTiles | str
 
 
-def candidates(num_rows: int, out_features: int, in_features: int) -> Iterator[Way]:
+def candidates(num_rows: int, out_features: int, in_features: int, kind: WeightScaling) -> Iterator[Way]:
     """What may serve so many rows, the rule's choice among them."""
-    steps = -(-in_features // 128)
     if num_rows <= MAX_LANE_ROWS:
         yield from filter(None, [select_lanes(1, out_features, in_features)])
         for num_warps in (4, 8):
@@ -64,14 +72,32 @@ def candidates(num_rows: int, out_features: int, in_features: int) -> Iterator[W
     if num_rows >= MIN_TORCH_ROWS:
         yield BY_TORCH
     yield select_dense(num_rows, out_features, in_features)
-    block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
-    for block_n, stages in ((32, 6), (64, 4), (64, 6), (128, 3)):
+    yield from _matrix_first(num_rows, out_features, in_features, kind)
+
+
+def _matrix_first(
+    num_rows: int, out_features: int, in_features: int, kind: WeightScaling
+) -> Iterator[DenseTiles]:
+    """Tiles that have enough of the matrix on its way, split no further than that takes."""
+    block_m = max(16, 1 << (num_rows - 1).bit_length())
+    size = out_features * in_features
+    for block_n, step, stages, num_warps in MATRIX_FIRST:
+        fits = stages * step * (block_m + block_n) <= SHARED_BYTES and in_features >= step * stages
+        if not fits or (kind == "block" and step > GROUP):
+            continue
         for splits in (1, 2, 4):
             programs = -(-out_features // block_n) * splits
-            is_enough = programs >= MULTIPROCESSORS * (2 if block_n < 128 else 1)
-            is_enough |= block_n == 32 and splits == 1  # no second launch
-            if is_enough and (splits == 1 or programs <= 8 * MULTIPROCESSORS) and steps >= 4 * splits:
-                yield DenseTiles(block_m, block_n, 128, min(stages, max(2, steps // splits)), 4, splits)
+            on_way = programs * block_n * step * (stages - 1)
+            is_enough = on_way >= min(ON_WAY_BYTES, 0.4 * size)
+            is_split_well = splits == 1 or (
+                on_way <= 3 * ON_WAY_BYTES and in_features >= 128 * MIN_STEPS * splits
+            )
+            if is_enough and is_split_well:
+                together = min(programs, 4 * MULTIPROCESSORS)
+                ahead = 1 << max(1, (AHEAD_BYTES // (LINE_BYTES * block_n * together)).bit_length() - 1)
+                yield DenseTiles(
+                    block_m, block_n, step, stages, num_warps, splits, ahead, is_matrix_first=True
+                )
 
 
 def run(way: Way, x: torch.Tensor, weight: Fp8Weight) -> torch.Tensor:
@@ -90,7 +116,8 @@ def name_of(way: Way) -> str:
         return way
     if isinstance(way, FewRowsTiles):
         return f"lanes {way.rows}x{way.num_warps}w"
-    return f"n {way.block_n} stages {way.stages} splits {way.splits}"
+    first = f"matrix first, step {way.step} ahead {way.ahead} " if way.is_matrix_first else ""
+    return f"{first}n {way.block_n} stages {way.stages} splits {way.splits}"
 
 
 def tune(
@@ -104,7 +131,7 @@ def tune(
     ways: dict[str, list[Callable[[], None]]] = {}
     remarks: dict[str, str] = {}
     chosen = select_lanes(num_rows, *weights[0].shape) or select_dense(num_rows, *weights[0].shape)
-    for way in dict.fromkeys(candidates(num_rows, out_features, in_features)):
+    for way in dict.fromkeys(candidates(num_rows, out_features, in_features, kind)):
         try:
             off = float((run(way, x, weights[0]).float() - expected).norm() / expected.norm())
         except (RuntimeError, ValueError) as error:  # tiles that do not fit, sizes that torch does not take
@@ -137,9 +164,9 @@ def _compile(sizes: Sequence[str], kinds: Sequence[WeightScaling], rows: Sequenc
             for kind in kinds:
                 weight = fp8_weight(SIZES[size], kind)
                 for num_rows in rows:
-                    x = torch.zeros(num_rows, weight.shape[1], dtype=torch.bfloat16, device="cuda")
-                    own = [way for way in candidates(num_rows, *weight.shape) if not isinstance(way, str)]
-                    call_each(partial(run, way, x, weight) for way in own)
+                    x = torch.zeros(num_rows, SIZES[size][1], dtype=torch.bfloat16, device="cuda")
+                    ways = candidates(num_rows, *SIZES[size], kind)
+                    call_each(partial(run, way, x, weight) for way in ways if not isinstance(way, str))
 
     compile_candidates(ask)
 
@@ -151,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--sizes", type=names_among(SIZES), default=",".join(SIZES), help="with commas; default: %(default)s"
     )
     parser.add_argument("--kinds", type=names_among(("channel", "block")), default="channel,block")
-    parser.add_argument("--rows", type=counts, default="1,2,4,16,64")
+    parser.add_argument("--rows", type=counts, default="1,2,4,16,32,64,128")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--only-compile", action="store_true", help="into Triton's cache, for a later run")
     parser.add_argument("--json", type=Path, help="write what was measured")

@@ -31,14 +31,15 @@ def accumulate(
     x_at, weight_at, x_scale_at, scale_at, odd_scale_at, begin,
     IN: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STEPS: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr,
-    GROUP: tl.constexpr, is_row=None,
+    GROUP: tl.constexpr, is_row=None, is_column=None,
 ):  # fmt: skip
     """Acc [ROWS, BLOCK_N] float32 over STEPS steps from `begin` on.
 
     `x_at` [ROWS, BLOCK_K] and `weight_at` [BLOCK_K, BLOCK_N] point at columns 0 on. With SCALES (0: none),
     `x_scale_at` [ROWS, 1] points at the rows' first scales, and `scale_at` at the weight's: [1, BLOCK_N]
     BY_ROW, else a scalar, BY_TURNS the even columns' and `odd_scale_at` the odd ones'. Rows that are not
-    `is_row` [ROWS], where given, are zeros: nothing is read for them.
+    `is_row` [ROWS], and columns that are not `is_column` [BLOCK_N], where given, are zeros: nothing is read
+    for them. Where the matrix's rows are the MMA's, x and the weight change places.
     """
     k = tl.arange(0, BLOCK_K)
     acc = tl.zeros([ROWS, BLOCK_N], tl.float32)
@@ -49,14 +50,22 @@ def accumulate(
         weight_scale = _weight_factor(scale_at, odd_scale_at, group, BLOCK_N, SCALES)
     for step in tl.range(begin, begin + STEPS, num_stages=STAGES):
         if EVEN:
-            w = tl.load(weight_at + step * BLOCK_K)
+            if is_column is None:
+                w = tl.load(weight_at + step * BLOCK_K)
+            else:
+                w = tl.load(weight_at + step * BLOCK_K, mask=is_column[None, :], other=0.0)
             if is_row is None:
                 x = tl.load(x_at + step * BLOCK_K)
             else:
                 x = tl.load(x_at + step * BLOCK_K, mask=is_row[:, None], other=0.0)
         else:
             in_columns = k + step * BLOCK_K < IN
-            w = tl.load(weight_at + step * BLOCK_K, mask=in_columns[:, None], other=0.0)
+            if is_column is None:
+                w = tl.load(weight_at + step * BLOCK_K, mask=in_columns[:, None], other=0.0)
+            else:
+                w = tl.load(
+                    weight_at + step * BLOCK_K, mask=in_columns[:, None] & is_column[None, :], other=0.0
+                )
             if is_row is None:
                 x = tl.load(x_at + step * BLOCK_K, mask=in_columns[None, :], other=0.0)
             else:

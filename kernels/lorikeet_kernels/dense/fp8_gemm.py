@@ -29,6 +29,9 @@ from lorikeet_kernels.dense.quantize_rows import GROUP, QuantizedRows
 from lorikeet_kernels.dense.split_sum import split_sum
 from lorikeet_kernels.tiling.dense_tiles import MAX_OWN_ROWS, DenseTiles
 
+LINE = tl.constexpr(128)
+"""Bytes that come to L2 together."""
+
 
 @triton.jit
 def _fetch(at):
@@ -45,7 +48,8 @@ def _dense_fp8_kernel(
     out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, num_rows, num_columns,
     IN: tl.constexpr, SCALES: tl.constexpr, HAS_MAP: tl.constexpr, HAS_BIAS: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, SPLITS: tl.constexpr, FEW: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr, MATRIX_FIRST: tl.constexpr,
+    FEW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """With SPLITS > 1 `out_ptr` takes float32 parts [SPLITS, num_rows, num_columns]."""
     GROUPS: tl.constexpr = (IN + GROUP - 1) // GROUP
@@ -61,26 +65,34 @@ def _dense_fp8_kernel(
     k = tl.arange(0, BLOCK_K)
     if PDL:
         if FEW:
-            ahead = tl.minimum((begin + tl.arange(0, 4)) * BLOCK_K, IN - 1)
+            ahead = tl.minimum(begin * BLOCK_K + tl.arange(0, AHEAD) * LINE, IN - 1)
             _fetch(weight_ptr + weight_row.to(tl.int64)[:, None] * IN + ahead[None, :])
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if SCALES == 0:
-        x_scale_at = (x_scale_ptr + x_row)[:, None]
-        scale_at = (scale_ptr + weight_row)[None, :]
+        x_scale_at, scale_at = x_scale_ptr + x_row, scale_ptr + weight_row
     else:
-        x_scale_at = (x_scale_ptr + x_row * GROUPS)[:, None]
-        scale_row = weight_row[None, :] if SCALES == BY_ROW else tl.program_id(1) * BLOCK_N
+        x_scale_at = x_scale_ptr + x_row * GROUPS
+        scale_row = weight_row if SCALES == BY_ROW else tl.program_id(1) * BLOCK_N
         block = tl.load(map_ptr + scale_row) if HAS_MAP else scale_row // GROUP
         scale_at = scale_ptr + block * GROUPS
-    acc = accumulate(
-        x_ptr + x_row[:, None] * IN + k[None, :],
-        weight_ptr + weight_row.to(tl.int64)[None, :] * IN + k[:, None],
-        x_scale_at, scale_at, scale_ptr, begin, IN, BLOCK_M, BLOCK_N, BLOCK_K, STEPS,
-        IN % (BLOCK_K * SPLITS) == 0, STAGES, SCALES, GROUP, is_row if FEW else None,
-    )  # fmt: skip
+    weight_at = weight_ptr + weight_row.to(tl.int64) * IN
+    x_at = x_ptr + x_row * IN
+    EVEN: tl.constexpr = IN % (BLOCK_K * SPLITS) == 0
+    if MATRIX_FIRST:
+        acc = accumulate(
+            weight_at[:, None] + k[None, :], x_at[None, :] + k[:, None],
+            scale_at[:, None] if SCALES == BY_ROW else scale_at, x_scale_at[None, :], scale_ptr, begin,
+            IN, BLOCK_N, BLOCK_M, BLOCK_K, STEPS, EVEN, STAGES, SCALES, GROUP, None, is_row if FEW else None,
+        ).T  # fmt: skip
+    else:
+        acc = accumulate(
+            x_at[:, None] + k[None, :], weight_at[None, :] + k[:, None],
+            x_scale_at[:, None], scale_at[None, :] if SCALES == BY_ROW else scale_at, scale_ptr, begin,
+            IN, BLOCK_M, BLOCK_N, BLOCK_K, STEPS, EVEN, STAGES, SCALES, GROUP, is_row if FEW else None,
+        )  # fmt: skip
     if SCALES == 0:
-        acc *= tl.load(x_scale_at) * tl.load(scale_at)
+        acc *= tl.load(x_scale_at)[:, None] * tl.load(scale_at)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     at = out_ptr + (split * num_rows + r).to(tl.int64)[:, None] * num_columns + column[None, :]
@@ -117,6 +129,7 @@ def dense_fp8_gemm(
         SCALES=(BY_TILE.value if shares else BY_ROW.value) if is_blocked else 0,
         HAS_MAP=weight.block_of_row is not None, HAS_BIAS=added is not None, GROUP=GROUP,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.step, STAGES=tiles.stages,
-        SPLITS=tiles.splits, FEW=num_rows <= MAX_OWN_ROWS, PDL=on_gpu, num_warps=tiles.num_warps, **dependent,
+        SPLITS=tiles.splits, AHEAD=tiles.ahead, MATRIX_FIRST=tiles.is_matrix_first,
+        FEW=num_rows <= max(MAX_OWN_ROWS, tiles.block_m), PDL=on_gpu, num_warps=tiles.num_warps, **dependent,
     )  # fmt: skip
     return split_sum(target, out, bias) if is_split else out

@@ -92,17 +92,18 @@ def _fp8_linear(dtype: torch.dtype) -> SmallProblem:
     ]
     quantized = [quantize_rows_reference(x, weight.activations) for weight in weights]
     expected = tuple(fp8_linear_reference(x, weight, bias) for weight in weights)
+    ways = (DenseTiles(16, 32, 128, 3, 4), DenseTiles(32, 64, 128, 3, 4, is_matrix_first=True))
 
     def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
         return tuple(
             dense_fp8_gemm(
-                moved(rows, device), moved(weight, device), poisoned(out, device),
-                DenseTiles(16, 32, 128, 3, 4), moved(bias, device),
+                moved(rows, device), moved(weight, device), poisoned(out, device), tiles, moved(bias, device)
             )
+            for tiles in ways
             for rows, weight, out in zip(quantized, weights, expected, strict=True)
-        )  # fmt: skip
+        )
 
-    return SmallProblem(expected, launch)
+    return SmallProblem(expected * len(ways), launch)
 
 
 def _split_fp8_linear(dtype: torch.dtype) -> SmallProblem:

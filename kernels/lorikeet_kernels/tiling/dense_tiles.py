@@ -22,7 +22,9 @@ MIN_STEPS = 8
 class DenseTiles:
     """A program takes `block_m` rows of x and `block_n` of the matrix, `step` columns at once.
 
-    `splits` > 1 splits the columns; a launch more adds the parts up.
+    `splits` > 1 splits the columns; a launch more adds the parts up. Of few rows `ahead` lines of each of the
+    matrix's rows are fetched to L2 before the launch before has ended. `is_matrix_first`: the matrix's rows
+    are the MMA's rows and x's its columns.
     """
 
     block_m: int
@@ -31,6 +33,8 @@ class DenseTiles:
     stages: int
     num_warps: int
     splits: int = 1
+    ahead: int = 4
+    is_matrix_first: bool = False
 
 
 @cache

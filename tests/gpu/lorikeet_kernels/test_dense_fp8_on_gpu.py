@@ -57,6 +57,31 @@ def test_dense(heights: tuple[int, ...], columns: int, kind: WeightScaling) -> N
         assert torch.equal(fp8_linear(neighbours, weight)[0], fp8_linear(x, weight)[0])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("heights", "columns"), [((256, 128, 128), 1024), ((200, 56), 208)])
+def test_matrix_first(heights: tuple[int, ...], columns: int, kind: WeightScaling) -> None:
+    """The matrix's rows as the MMA's: tiles that x fills or not, ragged sizes, splits; a row's own bits."""
+    weight = fp8_matrices((sum(heights), columns), kind, heights)
+    bias = torch.randn(sum(heights), device=GPU).to(BF16)
+    wide = dequantize_fp8(weight, torch.float64)
+    for rows, tiles in (
+        (1, DenseTiles(16, 64, 128, 8, 4, ahead=8, is_matrix_first=True)),
+        (31, DenseTiles(32, 64, 128, 4, 4, splits=2, is_matrix_first=True)),
+        (64, DenseTiles(64, 128, 128, 4, 8, is_matrix_first=True)),
+        (100, DenseTiles(128, 64, 128, 3, 4, is_matrix_first=True)),
+    ):
+        x = torch.randn(rows, columns, device=GPU).to(BF16)
+        quantized = quantize_rows(x, weight.activations)
+        expected = dequantize_rows(quantized).double() @ wide.T + bias.double()
+        out = x.new_full(expected.shape, float("nan"))
+        assert relative_error(dense_fp8_gemm(quantized, weight, out, tiles, bias), expected) < TOLERANCE
+        x[1:] *= -3
+        again = dense_fp8_gemm(
+            quantize_rows(x, weight.activations), weight, torch.empty_like(out), tiles, bias
+        )
+        assert torch.equal(again[0], out[0])
+
+
 @pytest.mark.parametrize("rows", [65, 66, 130, 1000])
 def test_torch_takes_whole_blocks(rows: int) -> None:
     """Numbers of rows that torch's product needs filled up, too; the own kernel agrees."""

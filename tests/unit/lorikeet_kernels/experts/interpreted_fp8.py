@@ -148,6 +148,8 @@ def check_dense() -> None:
                 (19, DenseTiles(16, 64, 128, 1, 4)),
                 (70, DenseTiles(64, 64, 128, 1, 4)),
                 (3, DenseTiles(16, 32, 64, 1, 4, splits=3)),
+                (5, DenseTiles(8, 64, 128, 1, 4, is_matrix_first=True)),
+                (33, DenseTiles(32, 64, 64, 1, 4, splits=2, is_matrix_first=True)),
             ):
                 x = torch.randn(rows, columns)
                 for b in (None, bias):
