@@ -110,6 +110,16 @@ def _saturate(value, LARGEST: tl.constexpr):
     return tl.where(value > LARGEST, LARGEST, tl.where(value < -LARGEST, -LARGEST, value))
 
 
+@triton.jit
+def _wait_for_those_before():
+    """So that who waits for this launch waits for them too.
+
+    One program is enough, and the others leave their places to further ones while the launch before runs.
+    """
+    if tl.program_id(0) == 0:
+        tl.extra.cuda.gdc_wait()
+
+
 @triton.jit(do_not_specialize=["num_units", "stride"])
 def _quantize_groups_kernel(
     q_ptr, s_ptr, x_ptr, num_units, stride,
@@ -138,7 +148,7 @@ def _quantize_groups_kernel(
         place = unit % GROUPS * stride + unit // GROUPS
     tl.store(s_ptr + place, scale, mask=unit < num_units)
     if PDL and IS_READY:
-        tl.extra.cuda.gdc_wait()  # who waits for this launch waits for those before
+        _wait_for_those_before()
 
 
 @triton.jit
@@ -167,7 +177,7 @@ def _quantize_rows_kernel(
     tl.store(q_ptr + at, value.to(q_ptr.dtype.element_ty), mask=column < IN)
     tl.store(s_ptr + row, scale)
     if PDL and IS_READY:
-        tl.extra.cuda.gdc_wait()
+        _wait_for_those_before()
 
 
 def quantize_rows(
@@ -176,7 +186,8 @@ def quantize_rows(
     """Quantise `x` [..., in], contiguous; with `by_group` scales of "group" lie a group after the other.
 
     On a CPU they lie a row after the other all the same. With `is_ready` x is quantised beside the launch
-    before: it was complete when that began, and the memory that that launch uses is not free.
+    before and those beside which that runs: it was complete when they began, and no memory that they use is
+    free.
     """
     if not x.is_contiguous() or x.shape[-1] == 0:
         raise ValueError(f"quantize_rows: x {tuple(x.shape)}, strides {x.stride()}: pass contiguous rows")

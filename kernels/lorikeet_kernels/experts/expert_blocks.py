@@ -109,10 +109,17 @@ def _place_kernel(
     EXPERTS: tl.constexpr, SINGLE: tl.constexpr, BLOCK_ROWS: tl.constexpr, PART: tl.constexpr,
     STEP: tl.constexpr, BLOCK_STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each program places its part of the pairs and writes its share of the blocks."""
+    """Each program places its part of the pairs and writes its share of the blocks.
+
+    Where others have counted, what needs nothing of this launch begins beside those: the launch before them
+    had completed when they let this one begin.
+    """
     if PDL:
+        if not SINGLE:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if SINGLE:
+            tl.extra.cuda.gdc_launch_dependents()
     part = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     i = part * PART + tl.arange(0, PART)
