@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
@@ -29,6 +29,7 @@ from lorikeet_kernels.dense.gated_activation import SILU
 from lorikeet_kernels.dense.quantize_rows import GROUP, quantize_rows
 from lorikeet_kernels.experts.expert_blocks import expert_blocks
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
+from lorikeet_kernels.experts.fp8_specialized import STAYING_COLUMNS
 from lorikeet_kernels.experts.moe_experts import ExpertProjection
 from lorikeet_kernels.launch.compile_ahead import compile_ahead
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles, MoeShape, Weights, select_experts
@@ -66,9 +67,9 @@ def candidates(pairs_per_expert: float, columns: int) -> list[ExpertTiles]:
         ):  # fmt: skip
             tried.append(ExpertTiles("prefill", rows, block_n, GROUP, min(stages, steps), warps))
     if pairs_per_expert > _FEW:
-        for rows, stages in ((192, 4), (192, 5), (128, 6)):
-            own = ExpertTiles("specialized", rows, GROUP, GROUP, stages, rows // 16 + 4)
-            tried += [own, replace(own, keeps_pairs=True)]
+        own = ((192, 5), (192, 6), (128, 8)) if columns <= STAYING_COLUMNS else ((192, 4), (192, 5), (128, 6))
+        for rows, stages in own:
+            tried.append(ExpertTiles("specialized", rows, GROUP, GROUP, stages, rows // 16 + 4))
     return list(dict.fromkeys(tried))
 
 
@@ -207,8 +208,7 @@ def tune(case: Case, until: float) -> None:
                 f"{us:8.1f} us "
                 f"{num_bytes / us * 1e-6:5.2f} TB/s {flop / us * 1e-6:5.0f} TFLOP/s  "
                 f"{tiles.kernel} rows {tiles.block_rows} n {tiles.block_n} stages {tiles.stages} "
-                f"warps {tiles.num_warps}{' keeps pairs' if tiles.keeps_pairs else ''}"
-                f"{' (rule)' if tiles == gemm.rule else ''}\n"
+                f"warps {tiles.num_warps}{' (rule)' if tiles == gemm.rule else ''}\n"
             )
             kept = best.setdefault(tiles.block_rows, {})
             if gemm.is_gate_up not in kept or us < kept[gemm.is_gate_up][0]:

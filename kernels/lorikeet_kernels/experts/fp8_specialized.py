@@ -5,7 +5,8 @@
 A program stays on its multiprocessor and takes one item after the other: up to `block_rows` pairs of one
 expert and several tiles of 128 of the matrix's rows. One warpgroup fills a ring with steps of 128 columns,
 weights by the copy engine, the pairs' rows by asynchronous copies, and runs ahead into the next tile and
-item. The others have 64 of the pairs each: a step's MMAs leave a sum, which is multiplied by its scales and
+item. Rows of few columns come once an item and stay for all its tiles, and the ring holds weights alone. The
+other warpgroups have 64 of the pairs each: a step's MMAs leave a sum, which is multiplied by its scales and
 added to the accumulator while the tensor cores work for another warpgroup. So an expert's weights come once
 for all its pairs, and neither an item's beginning nor its end leaves the memory idle.
 
@@ -46,13 +47,17 @@ TILE = gl.constexpr(128)
 """The matrix's rows of a tile; with an activation 64 of gate's and the same of up's."""
 ROWS = gl.constexpr(64)
 """Pairs of a warpgroup."""
+STAYING_COLUMNS = 256
+"""Columns up to which the pairs' rows stay in shared memory for an item; those of the next come meanwhile."""
 _STEPS = 32  # of an item, at least, as far as the matrix has so many: an item's beginning takes about 1.5 us
 _THREAD_REGISTERS = {2: 168, 3: 128}  # by warpgroups that multiply: of 65,536, for one warpgroup more
 
 
 # What the warps share, as tuples:
-#   ring: the pairs' rows [STAGES * GROUPS, ROWS, STEP], weights [STAGES, a box of TILE rows, STEP], and the
-#         barriers of slots that are full and of slots that are empty
+#   ring: weights [STAGES, a box of TILE rows, STEP], the barriers of slots that are full and of slots that
+#         are empty, and the pairs' rows [STAGES * GROUPS, ROWS, STEP]
+#   stay: where rows stay, there are two items' [2 * steps * GROUPS, ROWS, STEP], and this is the barriers of
+#         those that are full and of those that are empty
 #   work: the order of the pairs, and the items: blocks, and their number in ranges of tiles
 #   finish: where the results go, bias, routed weights, delta, then the activation's numbers
 
@@ -78,15 +83,27 @@ def _item(items, number, RANGES: gl.constexpr, TILES: gl.constexpr):
 
 
 @gluon.jit
+def _copy_rows(x_ring, first, x_at, count, m, offset):
+    """Start the copies of a step of the pairs' rows, 64 of them into each of the slots from `first` on."""
+    for part in gl.static_range(len(x_at)):
+        if count > part * ROWS:
+            # rows beyond the pairs are zeros and move nothing
+            is_row = (part * ROWS + m < count)[:, None]
+            to = x_ring.index(first + part)
+            async_copy.async_copy_global_to_shared(to, x_at[part] + offset, mask=is_row)
+
+
+@gluon.jit
 def _load(
-    ring, work, weight_desc, x_ptr,
+    ring, stay, work, weight_desc, x_ptr,
     IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr, RANGES: gl.constexpr,
+    GROUPS: gl.constexpr, STAYS: gl.constexpr,
 ):  # fmt: skip
     """The loading warps: every step of every item into the ring."""
-    x_ring, weight_ring, full, empty = ring
+    weight_ring, full, empty, x_ring = ring
     order_ptr, items = work
     STAGES: gl.constexpr = full.shape[0]
-    GROUPS: gl.constexpr = x_ring.shape[0] // STAGES
+    STEPS: gl.constexpr = IN // STEP
     COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
     m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     k = gl.arange(0, STEP, layout=gl.SliceLayout(0, COPY))[None, :]
@@ -99,8 +116,15 @@ def _load(
                 place = part * ROWS + m
                 pair = gl.load(order_ptr + first + gl.where(place < count, place, 0))
                 x_at = x_at + (x_ptr + ((pair // X_DIV).to(gl.int64) * IN)[:, None] + k,)
+            if STAYS:
+                # no item without pairs is before one with pairs
+                half = number % 2
+                mbarrier.wait(stay[1].index(half), number // 2 % 2 ^ 1)
+                for step in range(STEPS):
+                    _copy_rows(x_ring, (half * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
+                async_copy.mbarrier_arrive(stay[0].index(half), increment_count=False)
             for tile in range(begin, end):
-                for step in range(IN // STEP):
+                for step in range(STEPS):
                     slot = turn % STAGES
                     mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
                     landed = full.index(slot)
@@ -110,13 +134,9 @@ def _load(
                     else:
                         at = [expert, tile * TILE, step * STEP]
                     tma.async_copy_global_to_shared(weight_desc, at, landed, weight_ring.index(slot))
-                    for part in gl.static_range(GROUPS):
-                        if count > part * ROWS:
-                            # rows beyond the pairs are zeros and move nothing
-                            is_row = (part * ROWS + m < count)[:, None]
-                            to = x_ring.index(slot * GROUPS + part)
-                            async_copy.async_copy_global_to_shared(to, x_at[part] + step * STEP, mask=is_row)
-                    async_copy.mbarrier_arrive(landed, increment_count=False)
+                    if not STAYS:
+                        _copy_rows(x_ring, slot * GROUPS, x_at, count, m, step * STEP)
+                        async_copy.mbarrier_arrive(landed, increment_count=False)
                     turn += 1
 
 
@@ -137,15 +157,15 @@ def _round(value, dtype: gl.constexpr):
 
 @gluon.jit
 def _store(
-    acc, finish, order_ptr, held, first, count, expert, tile, OUT: gl.constexpr, ACTIVATE: gl.constexpr,
+    acc, finish, held, count, expert, tile, OUT: gl.constexpr, ACTIVATE: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
-    KEEP: gl.constexpr, ACC: gl.constexpr, WIDE: gl.constexpr,
+    ACC: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
-    """What follows the product of a tile, for the `count` pairs from place `first` on.
+    """What follows the product of a tile, for `count` pairs.
 
-    With KEEP `held` are the pairs of the accumulator's rows, of what is stored, and routed weights.
+    `held` are the pairs of the accumulator's rows, those of the rows that are stored, and routed weights.
     """
-    out_ptr, bias_ptr, routed_ptr, delta_ptr, alpha, limit, up_offset = finish
+    out_ptr, bias_ptr, _, delta_ptr, alpha, limit, up_offset = finish
     pair, stored, routed = held
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
@@ -155,8 +175,6 @@ def _store(
     row = tile * WIDTH + column % WIDTH + column // WIDTH * (OUT // 2)
     if HAS_BIAS:
         acc += gl.load(bias_ptr + expert.to(gl.int64) * OUT + row).to(gl.float32)[None, :]
-    if not KEEP:
-        pair = gl.load(order_ptr + first + gl.where(r < count, r, 0))
     if ACTIVATE:
         value = _round(acc, dtype)
         if HAS_DELTA:
@@ -170,14 +188,10 @@ def _store(
         y = (gate / (1.0 + gl.exp(-alpha * gate)) * (up + up_offset)).to(dtype)
     else:
         if HAS_ROUTED:
-            if not KEEP:
-                routed = gl.load(routed_ptr + pair)
             acc *= routed[:, None]
         y = acc.to(dtype)
     y = gl.convert_layout(y, WIDE)
     w = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
-    if not KEEP:
-        stored = gl.load(order_ptr + first + gl.where(w < count, w, 0))
     to = tile * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, WIDE))
     at = out_ptr + (stored.to(gl.int64) * (OUT // HALVES))[:, None] + to[None, :]
     gl.store(at, y, mask=(w < count)[:, None])
@@ -185,16 +199,15 @@ def _store(
 
 @gluon.jit
 def _multiply(
-    part: gl.constexpr, ring, work, finish, x_scale_ptr, scale_ptr,
+    part: gl.constexpr, ring, stay, work, finish, x_scale_ptr, scale_ptr,
     IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
-    RANGES: gl.constexpr, KEEP: gl.constexpr,
+    RANGES: gl.constexpr, GROUPS: gl.constexpr, STAYS: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup that multiplies: its ROWS of each item's pairs."""
-    x_ring, weight_ring, full, empty = ring
+    weight_ring, full, empty, x_ring = ring
     order_ptr, items = work
     STAGES: gl.constexpr = full.shape[0]
-    GROUPS: gl.constexpr = x_ring.shape[0] // STAGES
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 32]
     )
@@ -203,6 +216,7 @@ def _multiply(
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
     STEPS: gl.constexpr = IN // STEP
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
+    w = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
     is_gate = (gl.arange(0, TILE, layout=gl.SliceLayout(0, ACC)) < TILE // 2)[None, :]
     turn = 0
     for number in range(gl.cdiv(items[1], gl.num_programs(0))):
@@ -210,14 +224,15 @@ def _multiply(
         first += part * ROWS
         own = count - part * ROWS
         if own > 0:
+            # loaded once an item: a tile's end would wait for each of these loads, one after the other
             pair = gl.load(order_ptr + first + gl.where(r < own, r, 0))
-            stored = pair
+            stored = gl.load(order_ptr + first + gl.where(w < own, w, 0))
             routed = pair
-            if KEEP:
-                place = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
-                stored = gl.load(order_ptr + first + gl.where(place < own, place, 0))
-                if HAS_ROUTED:
-                    routed = gl.load(finish[2] + pair)
+            if HAS_ROUTED:
+                routed = gl.load(finish[2] + pair)
+            if STAYS:
+                mbarrier.wait(stay[0].index(number % 2), number // 2 % 2)
+                fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
             x_scale_at = x_scale_ptr + (pair // X_DIV).to(gl.int64) * STEPS
             for tile in range(begin, end):
                 # gate's scales, or the only ones, and up's
@@ -233,10 +248,13 @@ def _multiply(
                 for step in range(STEPS):
                     slot = turn % STAGES
                     mbarrier.wait(full.index(slot), turn // STAGES % 2)
-                    fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
-                    w = weight_ring.index(slot).reshape([TILE, STEP]).permute((1, 0))
+                    x_slot = number % 2 * STEPS + step
+                    if not STAYS:
+                        x_slot = slot
+                        fence_async_shared()
+                    weights = weight_ring.index(slot).reshape([TILE, STEP]).permute((1, 0))
                     started = warpgroup_mma(
-                        x_ring.index(slot * GROUPS + part), w,
+                        x_ring.index(x_slot * GROUPS + part), weights,
                         gl.zeros([ROWS, TILE], gl.float32, layout=ACC), use_acc=False, is_async=True,
                     )  # fmt: skip
                     # the next step's scales come meanwhile
@@ -256,8 +274,8 @@ def _multiply(
                     x_scale, scale, up_scale = next_x_scale, next_scale, next_up_scale
                     turn += 1
                 _store(
-                    acc, finish, order_ptr, (pair, stored, routed), first, own, expert, tile, OUT, ACTIVATE,
-                    HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, KEEP, ACC, WIDE,
+                    acc, finish, (pair, stored, routed), own, expert, tile, OUT, ACTIVATE, HAS_LIMIT,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, ACC, WIDE,
                 )  # fmt: skip
         elif count > 0:
             # the others' steps pass by: a slot is empty when every warpgroup has said so
@@ -266,6 +284,8 @@ def _multiply(
                 mbarrier.wait(full.index(slot), turn // STAGES % 2)
                 mbarrier.arrive(empty.index(slot), count=1)
                 turn += 1
+        if STAYS and count > 0:
+            mbarrier.arrive(stay[1].index(number % 2), count=1)
 
 
 @gluon.jit(do_not_specialize=["num_items"], do_not_specialize_on_alignment=["num_items"])
@@ -274,7 +294,7 @@ def _fp8_specialized_kernel(
     blocks_ptr, num_items, alpha, limit, up_offset,
     IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr,
     HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
-    RANGES: gl.constexpr, KEEP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    RANGES: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, STAYS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The launch's own warpgroup loads, GROUPS others multiply."""
     if PDL:
@@ -282,34 +302,45 @@ def _fp8_specialized_kernel(
         launch_next_grid()
     RING: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     E4M3: gl.constexpr = x_ptr.dtype.element_ty
-    x_ring = gl.allocate_shared_memory(E4M3, [STAGES * GROUPS, ROWS, STEP], RING)
+    X_STEPS: gl.constexpr = 2 * (IN // STEP) if STAYS else STAGES
+    x_ring = gl.allocate_shared_memory(E4M3, [X_STEPS * GROUPS, ROWS, STEP], RING)
     weight_ring = gl.allocate_shared_memory(E4M3, [STAGES] + weight_desc.block_shape, weight_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    stay = ()
     for slot in gl.static_range(STAGES):
         # the copy engine's bytes, and each loading thread's copies
-        mbarrier.init(full.index(slot), count=1 + 128)
+        mbarrier.init(full.index(slot), count=1 if STAYS else 1 + 128)
         mbarrier.init(empty.index(slot), count=GROUPS)
+    if STAYS:
+        x_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        x_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for half in gl.static_range(2):
+            mbarrier.init(x_full.index(half), count=128)
+            mbarrier.init(x_empty.index(half), count=GROUPS)
+        stay = (x_full, x_empty)
     fence_async_shared()  # the copy engine's proxy must see the barriers before its first bytes arrive
-    ring = (x_ring, weight_ring, full, empty)
+    ring = (weight_ring, full, empty, x_ring)
     work = (order_ptr, (blocks_ptr, num_items))
     finish = (out_ptr, bias_ptr, routed_ptr, delta_ptr, alpha, limit, up_offset)
     # Registers of a multiprocessor: 512 threads have 128 each, 384 have 168; the loading warps keep 56 or 72.
     if GROUPS == 3:
         gl.warp_specialize(
             [
-                (_load, (ring, work, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES)),
-                (_multiply, (
-                    0, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
-                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, KEEP,
+                (_load, (
+                    ring, stay, work, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES, GROUPS, STAYS,
                 )),
                 (_multiply, (
-                    1, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
-                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, KEEP,
+                    0, ring, stay, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE,
+                    HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, GROUPS, STAYS,
                 )),
                 (_multiply, (
-                    2, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
-                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, KEEP,
+                    1, ring, stay, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE,
+                    HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, GROUPS, STAYS,
+                )),
+                (_multiply, (
+                    2, ring, stay, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE,
+                    HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, GROUPS, STAYS,
                 )),
             ],
             [4, 4, 4], [152, 152, 152],
@@ -318,14 +349,16 @@ def _fp8_specialized_kernel(
         gl.static_assert(GROUPS == 2)
         gl.warp_specialize(
             [
-                (_load, (ring, work, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES)),
-                (_multiply, (
-                    0, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
-                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, KEEP,
+                (_load, (
+                    ring, stay, work, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES, GROUPS, STAYS,
                 )),
                 (_multiply, (
-                    1, ring, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT,
-                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, KEEP,
+                    0, ring, stay, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE,
+                    HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, GROUPS, STAYS,
+                )),
+                (_multiply, (
+                    1, ring, stay, work, finish, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE,
+                    HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES, GROUPS, STAYS,
                 )),
             ],
             [4, 4], [216, 216],
@@ -365,7 +398,7 @@ def launch_specialized(
         IN=in_features, OUT=out_features, X_DIV=blocks.top_k if x.values.dim() == 2 else 1,
         ACTIVATE=activation is not None, HAS_LIMIT=limit is not None, HAS_BIAS=bias is not None,
         HAS_ROUTED=topk_weights is not None, HAS_DELTA=delta is not None, RANGES=ranges,
-        KEEP=tiles.keeps_pairs, GROUPS=groups, STAGES=tiles.stages, PDL=True,
+        GROUPS=groups, STAGES=tiles.stages, STAYS=in_features <= STAYING_COLUMNS, PDL=True,
         num_warps=4, maxnreg=_THREAD_REGISTERS[groups], launch_pdl=True,
     )  # fmt: skip
     return out

@@ -35,7 +35,7 @@ class ExpertTiles:
     parts the top-k sum adds up. `ahead` columns (bf16, a multiple of 8) are fetched to L2 while the launch
     before still runs. `kernel` "decode" is for few pairs (mxfp4: in the MMA's columns of 8), "prefill" for
     many; "specialized" is fp8's for many and whole blocks: a warpgroup loads, each other one multiplies 64 of
-    the pairs, whose numbers and weights it reads for every tile, or once where it `keeps_pairs` in registers.
+    the pairs.
     """
 
     kernel: Literal["decode", "prefill", "specialized"]
@@ -47,7 +47,6 @@ class ExpertTiles:
     splits: int = 1
     ahead: int = 0
     max_registers: int | None = None
-    keeps_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
