@@ -74,13 +74,13 @@ class FloorModel:
     def closed_loop_tokens_per_s(
         self, concurrency: int, num_adapters: int, input_tokens: int, output_tokens: int
     ) -> float:
-        """Output tokens a second of a closed loop; all prompts and all answers take turns, at their floors."""
+        """Output tokens a second of a closed loop: all prompts, then all answers, at their floors."""
         step_s = self.decode(concurrency, num_adapters, input_tokens + output_tokens / 2).seconds
         total_s = self.prefill_s(input_tokens, concurrency) + output_tokens * step_s
         return concurrency * output_tokens / total_s
 
     def closed_loop_ttft_s(self, concurrency: int, input_tokens: int) -> float:
-        """Mean time to a first token where all prompts come at once: the n-th waits for n prompts at least."""
+        """Mean time to a first token where all prompts come at once: the n-th waits for n of them."""
         return sum(self.prefill_s(input_tokens, count + 1) for count in range(concurrency)) / concurrency
 
     def _experts(self, layer: LayerSpec, rows: int) -> float:
