@@ -29,7 +29,7 @@ from lorikeet_kernels.warm_up_base import (
     warm_up_router,
     warm_up_sampling,
 )
-from lorikeet_kernels.warm_up_latent import LatentHeads, warm_up_head_lora, warm_up_latent_attention
+from lorikeet_kernels.warm_up_latent import LatentHeads, warm_up_heads, warm_up_latent_attention
 
 
 def linears(model: Decoder) -> Iterator[Linear]:
@@ -238,10 +238,11 @@ def _warm_up_latents(
     )
     return warm_up_latent_attention(
         cache.keys, heads, scale=shape.scale, max_requests=max_requests, max_tokens=max_context_tokens
-    ) + warm_up_head_lora(
+    ) + warm_up_heads(
         forward.tables,
         forward.workspace,
         heads,
+        attention.head_weights,
         site=attention.kv_up.sites.indices[0],
         max_tokens=max_step_tokens,
     )

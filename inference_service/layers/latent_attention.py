@@ -16,6 +16,7 @@ from lorikeet_kernels.attention.latent_attention import latent_attention
 from lorikeet_kernels.attention.latent_inputs import latent_inputs
 from lorikeet_kernels.attention.prompt_attention import prompt_attention
 from lorikeet_kernels.dense.head_linear import head_linear
+from lorikeet_kernels.lora.few_heads_lora import joined_heads
 from lorikeet_kernels.lora.head_lora import HeadRows, head_lora
 
 
@@ -68,27 +69,42 @@ class LatentAttention:
         # Views of kv_up's rows, laid out as the products read them: no second copy of the weight.
         assert isinstance(kv_up.weight, torch.Tensor)  # also of an FP8 checkpoint, which is dequantised
         rows = shape.plain_dim + shape.value_dim
-        heads = kv_up.weight.view(shape.num_heads, rows, shape.latent_dim)
-        self._key_up = heads[:, : shape.plain_dim]  # [H, plain, latent]
-        self._value_up = heads[:, shape.plain_dim :].transpose(1, 2)  # [H, latent, value]
+        self.head_weights = kv_up.weight.view(shape.num_heads, rows, shape.latent_dim)
+        self._key_up = self.head_weights[:, : shape.plain_dim]  # [H, plain, latent]
+        self._value_up = self.head_weights[:, shape.plain_dim :].transpose(1, 2)  # [H, latent, value]
         self._key_rows = HeadRows(rows, 0, shape.plain_dim)
         self._value_rows = HeadRows(rows, shape.plain_dim, shape.value_dim)
 
     def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> Projected:
         """Attend over `cache`, to which the batch's latents are added first. [T, H] to [T, H]."""
         shape, num_tokens = self.shape, x.shape[0]
-        down = self.down(x, batch.lora)
-        num_query = down.shape[1] - shape.latent_dim - shape.rope_dim
-        query, latent, shared = down.split((num_query, shape.latent_dim, shape.rope_dim), dim=1)
+        down = self.down.beside(x, batch.lora)
+        query, rows = self._queries(down), self._latents(down.y)
         if self.query is not None:
-            query = self.query.up(self.query.norm(query), batch.lora)
-        q = query.view(num_tokens, shape.num_heads, -1)
+            query = self.query.up.beside(self.query.norm.of(query), batch.lora)
+        latent, shared = rows.split((shape.latent_dim, shape.rope_dim), dim=1)
+        q = query.y.view(num_tokens, shape.num_heads, -1)
         absorbed = q.new_empty(num_tokens, shape.num_heads, shape.latent_dim + shape.rope_dim)
         latent = latent_inputs(
-            q, latent, shared, absorbed, cache.keys, batch.attention.slot_mapping, batch.positions,
-            self.rope_table, self.kv_norm.weight, self.kv_norm.eps, interleaved=shape.is_pairwise,
+            q,
+            latent,
+            shared,
+            absorbed,
+            cache.keys,
+            batch.attention.slot_mapping,
+            batch.positions,
+            self.rope_table,
+            self.kv_norm.weight,
+            self.kv_norm.eps,
+            interleaved=shape.is_pairwise,
+            query_delta=None if query.delta is None else query.delta.view_as(q),
+            delta=None if down.delta is None else self._latents(down.delta),
+            delta_is_joined=query.is_joined,
+        )
+        self._project(
+            q[..., : shape.plain_dim], self._key_up, absorbed[..., : shape.latent_dim], self._key_rows,
+            batch.lora, down=True,
         )  # fmt: skip
-        self._absorb(q[..., : shape.plain_dim], absorbed[..., : shape.latent_dim], batch.lora)
         # Some rows may be prompts', which only a batch of more rows than such a prompt has.
         has_prompts = num_tokens > max(shape.most_fresh, batch.attention.sequence_lens.shape[0])
         sums = q.new_empty(num_tokens, shape.num_heads, shape.latent_dim)
@@ -96,22 +112,38 @@ class LatentAttention:
             absorbed, cache.keys, batch.attention, shape.scale, sums, most_fresh=shape.most_fresh
         )
         out = q.new_empty(num_tokens, shape.num_heads, shape.value_dim)
-        self._project(sums, out, batch.lora)
+        self._project(sums, self._value_up, out, self._value_rows, batch.lora, down=False)
         if has_prompts:
             up = self.kv_up(latent, batch.lora).view(num_tokens, shape.num_heads, -1)
             prompt_attention(q, up, shared, batch.attention, shape.scale, out, most_fresh=shape.most_fresh)
         return self.o.beside(out.flatten(1), batch.lora)
 
-    def _absorb(self, plain: torch.Tensor, absorbed: torch.Tensor, lora: LoraBatch) -> None:
-        """Queries [T, H, plain] into the latents' space, [T, H, latent]."""
-        head_linear(plain, self._key_up, absorbed, batch_invariant=self.kv_up.batch_invariant)
-        if lora.is_active:
-            site = self.kv_up.sites.indices[0]
-            head_lora(absorbed, plain, lora.segments, lora.tables, site, self._key_rows, down=True)
+    def _queries(self, down: Projected) -> Projected:
+        """The columns that begin down's rows: the queries, or their latent."""
+        count = down.y.shape[1] - self.shape.latent_dim - self.shape.rope_dim
+        delta = None if down.delta is None else down.delta[:, :count]
+        return Projected(down.y[:, :count], delta, down.is_joined)
 
-    def _project(self, sums: torch.Tensor, out: torch.Tensor, lora: LoraBatch) -> None:
-        """Sums of latents [T, H, latent] to each head's values, [T, H, value]."""
-        head_linear(sums, self._value_up, out, batch_invariant=self.kv_up.batch_invariant)
-        if lora.is_active:
-            site = self.kv_up.sites.indices[0]
-            head_lora(out, sums, lora.segments, lora.tables, site, self._value_rows, down=False)
+    def _latents(self, rows: torch.Tensor) -> torch.Tensor:
+        """The columns that end them: keys' latent and the shared rotated key."""
+        return rows[:, rows.shape[1] - self.shape.latent_dim - self.shape.rope_dim :]
+
+    def _project(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        rows: HeadRows,
+        lora: LoraBatch,
+        *,
+        down: bool,
+    ) -> None:
+        """`out` becomes x by each head's own weight: queries absorbed with `down`, else sums' values."""
+        is_invariant, site = self.kv_up.batch_invariant, self.kv_up.sites.indices[0]
+        if not lora.is_active:
+            head_linear(x, weight, out, batch_invariant=is_invariant)
+        elif is_invariant or not joined_heads(
+            x, weight, out, lora.segments, lora.tables, site, rows, down=down
+        ):
+            head_linear(x, weight, out, batch_invariant=is_invariant)
+            head_lora(out, x, lora.segments, lora.tables, site, rows, down=down)

@@ -17,6 +17,11 @@ class RmsNorm:
         """Return the norm of `x`, or of x + residual, which `residual` then holds."""
         return rms_norm(x, self.weight, self.eps, residual)
 
+    def of(self, projected: Projected) -> torch.Tensor:
+        """Return the norm of `projected`."""
+        joined = projected.is_joined
+        return rms_norm(projected.y, self.weight, self.eps, delta=projected.delta, delta_is_joined=joined)
+
     def after(self, projected: Projected, residual: torch.Tensor) -> torch.Tensor:
         """Return the norm of `projected` + residual, which `residual` then holds."""
         return rms_norm(

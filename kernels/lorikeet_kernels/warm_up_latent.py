@@ -13,13 +13,17 @@ from lorikeet_kernels.attention.latent_decode import kind_of_splits
 from lorikeet_kernels.attention.latent_inputs import latent_inputs
 from lorikeet_kernels.attention.latent_ring_kernels import can_ring
 from lorikeet_kernels.attention.prompt_attention import prompt_attention
+from lorikeet_kernels.dense.head_linear import head_linear
+from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.launch.hopper import is_hopper
+from lorikeet_kernels.lora.few_heads_lora import joined_heads
 from lorikeet_kernels.lora.group_blocks import block_capacity
 from lorikeet_kernels.lora.head_lora import HeadRows, head_lora, shares_columns
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.tiling import is_alone, select_block_m
+from lorikeet_kernels.tiling.few_heads_tiles import select_few_heads, takes_few_heads
 from lorikeet_kernels.tiling.latent_tiles import select_latent_decode
 
 
@@ -119,10 +123,19 @@ def _attend(
         prompt_attention(query, up, shared, metadata, scale, out, most_fresh=0)
 
 
-def warm_up_head_lora(
-    tables: LoraTables, workspace: LoraWorkspace, heads: LatentHeads, *, site: int, max_tokens: int
+def warm_up_heads(
+    tables: LoraTables,
+    workspace: LoraWorkspace,
+    heads: LatentHeads,
+    weight: torch.Tensor,
+    *,
+    site: int,
+    max_tokens: int,
 ) -> int:
-    """Launch each distinct kernel of absorbed LoRA on base-only rows; returns how many batches it took."""
+    """Launch each distinct kernel of the heads' projections and of LoRA on them, on base-only rows.
+
+    `weight` [H, plain + value, latent] is a layer's; returns how many batches it took.
+    """
     device, num_slots = tables.arena.device, tables.rank.shape[0]
     stride = heads.plain_dim + heads.value_dim
     width, latent_dim = heads.latent_dim + heads.rope_dim, heads.latent_dim
@@ -134,7 +147,9 @@ def warm_up_head_lora(
         block_m = None if alone else select_block_m(num_tokens, 1, num_slots)
         blocks = num_tokens if block_m is None else block_capacity(num_tokens, 1, num_slots, block_m)
         # one row has a stride of its own, see above
-        choice = (block_m, shares_columns(blocks, heads.num_heads), num_tokens == 1)
+        few = takes_few_heads(num_tokens, device_name(weight))
+        tiles = select_few_heads(num_tokens, heads.plain_dim, latent_dim).rows if few else None
+        choice = (block_m, shares_columns(blocks, heads.num_heads), num_tokens == 1, tiles)
         if choice in seen:
             continue
         seen.add(choice)
@@ -143,6 +158,11 @@ def warm_up_head_lora(
         plain = heads.rows(num_tokens, tables.arena)[0][..., : heads.plain_dim]
         sizes = (width, latent_dim, heads.value_dim)
         absorbed, sums, out = (tables.arena.new_zeros((num_tokens, heads.num_heads, size)) for size in sizes)
-        head_lora(absorbed[..., :latent_dim], plain, segments, tables, site, key_rows, down=True)
-        head_lora(out, sums, segments, tables, site, value_rows, down=False)
+        for x, matrix, to, rows, down in (
+            (plain, weight[:, : heads.plain_dim], absorbed[..., :latent_dim], key_rows, True),
+            (sums, weight[:, heads.plain_dim :].transpose(1, 2), out, value_rows, False),
+        ):
+            head_linear(x, matrix, to)
+            joined_heads(x, matrix, to, segments, tables, site, rows, down=down)
+            head_lora(to, x, segments, tables, site, rows, down=down)
     return len(seen)

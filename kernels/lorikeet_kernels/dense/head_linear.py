@@ -4,13 +4,16 @@
 
 Shapes: x [T, H, in], weight [H, in, out], out [T, H, out]; views are fine. Accumulates in float32, rounds
 once to x's dtype. On a GPU this is one batched cuBLAS product through torch, which reads and writes the views
-in place. `batch_invariant` is as in `linear`.
+in place, or `few_heads_linear`. `batch_invariant` is as in `linear`.
 """
 
 import torch
 from torch.nn import functional as F
 
+from lorikeet_kernels.dense.few_heads_linear import few_heads_linear, takes_heads
 from lorikeet_kernels.dense.linear import ROW_TILE
+from lorikeet_kernels.launch.device_name import device_name
+from lorikeet_kernels.tiling.few_heads_tiles import select_few_heads, takes_few_heads
 
 
 def head_linear_reference(
@@ -38,7 +41,10 @@ def head_linear(
             f"head_linear: weight {tuple(weight.shape)} does not fit x {tuple(x.shape)} and out "
             f"{tuple(out.shape)}"
         )
-    if x.is_cuda and not batch_invariant:
+    if x.device.type != "cpu" and not batch_invariant:
+        if takes_few_heads(x.shape[0], device_name(x)) and takes_heads(x, weight, out):
+            tiles = select_few_heads(x.shape[0], in_features, out_features)
+            return few_heads_linear(x, weight, out, tiles)
         torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
         return out
     return head_linear_reference(x, weight, out, batch_invariant=batch_invariant)

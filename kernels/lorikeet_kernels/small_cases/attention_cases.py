@@ -114,12 +114,13 @@ def _latent(
     return SmallProblem((expected,), launch)
 
 
-def _latent_inputs(dtype: torch.dtype) -> SmallProblem:
-    """More heads than a program takes, ragged sizes, parts of one projection."""
+def _latent_inputs(dtype: torch.dtype, *, has_delta: bool) -> SmallProblem:
+    """More heads than a program takes, ragged sizes, parts of one projection; deltas of all or none."""
     generator = torch.Generator().manual_seed(3)
     tokens, heads, plain, latent, rope = 5, 20, 5, 24, 12
     dim = plain + rope
     down = torch.randn(tokens, heads * dim + latent + rope, generator=generator).to(dtype)
+    delta = torch.randn(down.shape, generator=generator)
     table = torch.randn(30, 2, rope // 2, generator=generator)
     positions = torch.randint(0, 30, (tokens,), generator=generator)
     slots, weight = torch.tensor([31, 0, 7, 8, 20]), torch.rand(latent, generator=generator).to(dtype)
@@ -130,7 +131,13 @@ def _latent_inputs(dtype: torch.dtype) -> SmallProblem:
         rows, to, pages, *rest = moved((down, absorbed, cache, slots, positions, table, weight), device)
         query, latents, keys = rows.split((heads * dim, latent, rope), dim=1)
         places = (query.view(tokens, heads, dim), latents, keys, to, pages, *rest)
-        return op(*places, 1e-6, interleaved=True), rows, to, pages
+        added = moved(delta, device)
+        deltas: dict[str, Any] = {
+            "query_delta": added[:, : heads * dim].view(tokens, heads, dim),
+            "delta": added[:, heads * dim :],
+        }
+        normed = op(*places, 1e-6, interleaved=True, **(deltas if has_delta else {}))
+        return normed, query, keys, to, pages
 
     expected = run(latent_inputs_reference, torch.device("cpu"))
     return SmallProblem(expected, lambda device: run(prepare_latents, device))
@@ -169,6 +176,7 @@ _PAGED = (
 )
 _LATENT = ("attention.latent_decode._decode_kernel", "attention.latent_prefill._prefill_kernel")
 _RING = tuple(f"attention.latent_ring_kernels._ring_{name}_kernel" for name in ("decode", "prefill"))
+_LATENT_INPUTS = ("attention.latent_inputs._latent_inputs_kernel",)
 _INPUTS = ("attention.attention_inputs._attention_inputs_kernel",)
 
 CASES = (
@@ -191,6 +199,7 @@ CASES = (
         lambda dtype: _latent(20, LatentDecodeTiles(16, 64, 3, 4, 2, 1), dtype, _RING_CHUNKS, (128, 64)),
         needs_gpu=True,
     ),
-    SmallCase("latent_inputs", ("attention.latent_inputs._latent_inputs_kernel",), _latent_inputs),
+    SmallCase("latent_inputs", _LATENT_INPUTS, lambda dtype: _latent_inputs(dtype, has_delta=False)),
+    SmallCase("latent_inputs_delta", _LATENT_INPUTS, lambda dtype: _latent_inputs(dtype, has_delta=True)),
     SmallCase("prompt_attention", ("attention.prompt_attention._prompt_kernel",), _prompt),
 )

@@ -5,8 +5,11 @@ from functools import partial
 
 import torch
 
+from lorikeet_kernels.dense.few_heads_linear import few_heads_linear
+from lorikeet_kernels.dense.head_linear import head_linear_reference
 from lorikeet_kernels.dense.linear import linear_reference
 from lorikeet_kernels.dense.row_order import RowOrder
+from lorikeet_kernels.lora.few_heads_lora import few_heads_lora
 from lorikeet_kernels.lora.few_rows_lora import few_rows_lora
 from lorikeet_kernels.lora.group_blocks import group_pairs
 from lorikeet_kernels.lora.grouped_expand import grouped_expand
@@ -26,6 +29,7 @@ from lorikeet_kernels.lora.segment_lora import segment_lora
 from lorikeet_kernels.small_cases.small_case import SmallCase, SmallProblem, moved, poisoned
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables, random_experts
 from lorikeet_kernels.tiling import ExpandTiles, PairTiles, RegisterTiles, ShrinkTiles
+from lorikeet_kernels.tiling.few_heads_tiles import FewHeadsTiles
 from lorikeet_kernels.tiling.few_rows_tiles import FewRowsTiles
 
 EXPERTS, TOP_K, HIDDEN, INNER = 3, 2, 301, 40
@@ -228,6 +232,47 @@ def _head_lora(num_tokens: int, *, by_blocks: bool, dtype: torch.dtype) -> Small
     return SmallProblem(expected, launch)
 
 
+def _few_heads(dtype: torch.dtype) -> SmallProblem:
+    """Both directions without adapters and with them in the same launch; columns and rows that fill none."""
+    heads, plain, value, latent, num_tokens = 3, 24, 20, 40, 5
+    stride = plain + value
+    tables = make_tables(
+        [SiteShape(latent, heads * stride)], [[SlotSite(rank)] for rank in (8, 30, 0)], dtype=dtype
+    )
+    generator = torch.Generator().manual_seed(11)
+    slots = _slots(num_tokens, generator)
+    up = (torch.randn(heads, stride, latent, generator=generator) * latent**-0.5).to(dtype)
+    xs = tuple(
+        torch.randn(num_tokens, heads, size + 8, generator=generator).to(dtype) for size in (plain, latent)
+    )
+
+    def ways(weight: torch.Tensor) -> tuple[tuple[bool, HeadRows, torch.Tensor], ...]:
+        return (
+            (True, HeadRows(stride, 0, plain), weight[:, :plain]),
+            (False, HeadRows(stride, plain, value), weight[:, plain:].transpose(1, 2)),
+        )
+
+    expected: list[torch.Tensor] = []
+    for (down, rows, weight), x in zip(ways(up), xs, strict=True):
+        x = x[..., : weight.shape[1]]  # noqa: PLW2901 (a view of it)
+        base = head_linear_reference(x, weight, x.new_empty(num_tokens, heads, weight.shape[2]))
+        expected += [base, base.clone()]
+        head_lora_reference(expected[-1], x, make_lora_segments(slots, 3), tables, 0, rows, down=down)
+
+    def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
+        at, adapters, matrix, inputs = moved((slots, tables, up, xs), device)
+        segments = make_lora_segments(at, 3, LoraWorkspace(device))
+        outs = tuple(poisoned(out, device) for out in expected)
+        tiles = FewHeadsTiles(16, 2)
+        for i, ((down, rows, weight), x) in enumerate(zip(ways(matrix), inputs, strict=True)):
+            own = x[..., : weight.shape[1]]
+            few_heads_linear(own, weight, outs[2 * i], tiles)
+            few_heads_lora(own, weight, outs[2 * i + 1], segments, adapters, 0, rows, tiles, down=down)
+        return outs
+
+    return SmallProblem(tuple(expected), launch)
+
+
 def _embedding(dtype: torch.dtype) -> SmallProblem:
     """The last row of a vocabulary, widths that fill no program."""
     vocab, width = 45, 203
@@ -284,6 +329,11 @@ CASES = (
     SmallCase("head_by_token", _HEAD, lambda dtype: _head_lora(5, by_blocks=False, dtype=dtype)),
     SmallCase(
         "head_by_blocks", (*_BLOCKS, *_HEAD), lambda dtype: _head_lora(40, by_blocks=True, dtype=dtype)
+    ),
+    SmallCase(
+        "few_heads",
+        ("dense.few_heads_linear._few_heads_kernel", "lora.few_heads_lora._few_heads_lora_kernel"),
+        _few_heads,
     ),
     SmallCase("embedding", ("lora.lora_embedding._lora_embedding_kernel",), _embedding),
 )

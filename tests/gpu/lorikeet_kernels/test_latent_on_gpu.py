@@ -1,5 +1,9 @@
 """Latent attention and what lies around it on a GPU, against float64 and the references."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -8,13 +12,17 @@ from lorikeet_kernels.attention.latent_attention import latent_attention
 from lorikeet_kernels.attention.latent_inputs import latent_inputs, latent_inputs_reference
 from lorikeet_kernels.attention.prompt_attention import prompt_attention, prompt_attention_reference
 from lorikeet_kernels.benchmarking.latent_problem import exact_latent_attention, make_latent_problem
+from lorikeet_kernels.dense.few_heads_linear import few_heads_linear
 from lorikeet_kernels.dense.head_linear import head_linear
+from lorikeet_kernels.lora.few_heads_lora import few_heads_lora, joined_heads
 from lorikeet_kernels.lora.head_lora import HeadRows, head_lora
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
+from lorikeet_kernels.lora.lora_weights import site_a, site_b
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables, relative_error
-from lorikeet_kernels.warm_up_latent import LatentHeads, warm_up_head_lora, warm_up_latent_attention
+from lorikeet_kernels.tiling.few_heads_tiles import select_few_heads
+from lorikeet_kernels.warm_up_latent import LatentHeads, warm_up_heads, warm_up_latent_attention
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -101,23 +109,83 @@ def test_prompts(shares: tuple[tuple[int, int], ...], heads: int, sizes: tuple[i
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("heads", "sizes"), [(16, (128, 512, 64)), (128, (128, 512, 64)), (4, (16, 32, 8))])
 def test_inputs(heads: int, sizes: tuple[int, int, int], interleaved: bool, num_tokens: int) -> None:
-    """Norm, both rotations and the cache write, from parts of one projection."""
+    """Norm, both rotations and the cache write, from parts of one projection; adapters' part beside or in."""
     plain, latent, rope = sizes
     dim = plain + rope
     down = torch.randn(num_tokens, heads * dim + latent + rope, device=GPU).to(BF16)
+    delta = torch.randn(down.shape, device=GPU)
     table, weight = torch.randn(999, 2, rope // 2, device=GPU), torch.rand(latent, device=GPU).to(BF16)
     positions = torch.randint(0, 999, (num_tokens,), device=GPU)
     slots = torch.randperm(320, device=GPU)[:num_tokens]
-    results: list[tuple[torch.Tensor, ...]] = []
-    for op in (latent_inputs, latent_inputs_reference):
-        own = down.clone()
-        query, latents, keys = own.split((heads * dim, latent, rope), dim=1)
+
+    def run(op: Callable[..., torch.Tensor], rows: torch.Tensor, **deltas: Any) -> tuple[torch.Tensor, ...]:
+        query, latents, keys = rows.split((heads * dim, latent, rope), dim=1)
+        q = query.view(num_tokens, heads, dim)
         absorbed = torch.zeros(num_tokens, heads, latent + rope, dtype=BF16, device=GPU)
         cache = torch.zeros(20, 16, 1, latent + rope, dtype=BF16, device=GPU)
-        where = (query.view(num_tokens, heads, dim), latents, keys, absorbed, cache, slots, positions, table)
-        results.append((op(*where, weight, 1e-6, interleaved=interleaved), own, absorbed, cache))
-    for got, want in zip(*results, strict=True):
+        where = (q, latents, keys, absorbed, cache, slots, positions, table)
+        return op(*where, weight, 1e-6, interleaved=interleaved, **deltas), q, keys, absorbed, cache
+
+    added: dict[str, Any] = {
+        "query_delta": delta[:, : heads * dim].view(num_tokens, heads, dim),
+        "delta": delta[:, heads * dim :],
+    }
+    whole = down.clone().add_(delta)
+    for got, want in zip(
+        run(latent_inputs, whole.clone()), run(latent_inputs_reference, whole.clone()), strict=True
+    ):
         assert relative_error(got, want) < 2e-3
+    in_place = run(latent_inputs, whole.clone())
+    for joined in (False, True):
+        beside = run(latent_inputs, down.clone(), **added, delta_is_joined=joined)
+        assert all(torch.equal(got, want) for got, want in zip(beside, in_place, strict=True))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 7, 16])
+@pytest.mark.parametrize("max_rank", [16, 32])
+@pytest.mark.parametrize(("heads", "sizes"), [(16, (128, 128, 512)), (4, (16, 16, 32)), (5, (24, 40, 96))])
+def test_heads_of_few_rows(heads: int, sizes: tuple[int, int, int], max_rank: int, num_tokens: int) -> None:
+    """Projection and adapters in one launch against float64; base rows as without adapters, bit for bit."""
+    plain, value, latent = sizes
+    stride = plain + value
+    tables = make_tables(
+        [SiteShape(latent, heads * stride)],
+        [[SlotSite(8)], [SlotSite(max_rank)], [SlotSite(0)]],
+        dtype=BF16,
+        device="cuda",
+    )
+    slots = torch.arange(num_tokens) % 4 - 1 if num_tokens > 1 else torch.ones(1)
+    segments = make_lora_segments(slots.to(GPU, torch.int32), 3, LoraWorkspace(GPU))
+    weight = (torch.randn(heads, stride, latent, device=GPU) * latent**-0.5).to(BF16)
+    for down, size, width, rows, matrix in (
+        (True, plain, latent, HeadRows(stride, 0, plain), weight[:, :plain]),
+        (False, latent, value, HeadRows(stride, plain, value), weight[:, plain:].transpose(1, 2)),
+    ):
+        x = torch.randn(num_tokens, heads, size + 64, device=GPU).to(BF16)[..., :size]
+        expected = torch.einsum("thi,hio->tho", x.double(), matrix.double())
+        base = torch.full((num_tokens, heads, width + 64), float("nan"), dtype=BF16, device=GPU)
+        few_heads_linear(x, matrix, base[..., :width], select_few_heads(num_tokens, size, width))
+        assert relative_error(base[..., :width], expected) < TOLERANCE
+        for t, slot in enumerate(slots.tolist()):
+            if slot not in (0, 1):
+                continue
+            a = site_a(tables, int(slot), 0, latent)[0, 0].double()
+            b = site_b(tables, int(slot), 0, heads * stride)[0].double().view(heads, stride, -1)
+            b, own = b[:, rows.first : rows.first + rows.count], x[t].double()[:, None]
+            expected[t] += (own @ b @ a if down else own @ a.T @ b.transpose(1, 2))[:, 0]
+        outs: list[torch.Tensor] = []
+        for tiles in (
+            select_few_heads(num_tokens, size, width, max_rank),
+            replace(select_few_heads(num_tokens, size, width, max_rank), rows=1),
+        ):
+            out = torch.full_like(base, float("nan"))
+            few_heads_lora(x, matrix, out[..., :width], segments, tables, 0, rows, tiles, down=down)
+            assert relative_error(out[..., :width], expected) < TOLERANCE
+            assert out[..., width:].isnan().all()
+            outs.append(out[..., :width])
+        assert torch.equal(*outs)
+        same = ((slots < 0) | (slots == 2)).to(GPU)
+        assert torch.equal(outs[0][same], base[..., :width][same])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 13, 40, 300, 1500])
@@ -172,11 +240,12 @@ def test_nothing_compiles_after_the_warm_up(heads: int, sizes: tuple[int, int, i
     workspace = LoraWorkspace(GPU)
     caches = torch.zeros(40, 16, 1, latent + rope, dtype=BF16, device=GPU)
     warm_up_latent_attention(caches, layer, scale=0.1, max_requests=70, max_tokens=4096)
-    warm_up_head_lora(tables, workspace, layer, site=0, max_tokens=most)
+    weight = torch.zeros(heads, stride, latent, dtype=BF16, device=GPU)
+    warm_up_heads(tables, workspace, layer, weight, site=0, max_tokens=most)
     compiled: list[str] = []
     triton.knobs.runtime.jit_post_compile_hook = lambda **given: compiled.append(str(given.get("repr")))
     table = torch.zeros(4096, 2, rope // 2, device=GPU)
-    weight = torch.zeros(latent, dtype=BF16, device=GPU)
+    norm = torch.zeros(latent, dtype=BF16, device=GPU)
     try:
         for shares in (
             ((9, 1),),
@@ -184,6 +253,7 @@ def test_nothing_compiles_after_the_warm_up(heads: int, sizes: tuple[int, int, i
             ((0, 599),),
             ((5, 40), (3, 1)),
             ((2000, 1),) * 3,
+            ((0, 4),),
             ((0, 17),),
         ):
             problem = make_latent_problem(
@@ -194,17 +264,24 @@ def test_nothing_compiles_after_the_warm_up(heads: int, sizes: tuple[int, int, i
             absorbed = caches.new_zeros((tokens, heads, latent + rope))
             places = torch.arange(tokens, device=GPU) % 600
             latent_inputs(
-                query, latents, shared, absorbed, caches, places, places, table, weight, 1e-6,
+                query, latents, shared, absorbed, caches, places, places, table, norm, 1e-6,
                 interleaved=True,
             )  # fmt: skip
             slots = (torch.arange(tokens, device=GPU) % 3).to(torch.int32)
             segments = make_lora_segments(slots, 3, workspace)
             rows = HeadRows(stride, 0, plain)
-            head_lora(absorbed[..., :latent], query[..., :plain], segments, tables, 0, rows, down=True)
+            where = (query[..., :plain], weight[:, :plain], absorbed[..., :latent])
+            head_linear(*where)
+            if not joined_heads(*where, segments, tables, 0, rows, down=True):
+                head_lora(where[2], where[0], segments, tables, 0, rows, down=True)
             sums = absorbed.new_empty((tokens, heads, latent))
             latent_attention(absorbed, problem.cache, problem.metadata, 0.1, sums, most_fresh=341)
             out = absorbed.new_empty((tokens, heads, value))
-            head_lora(out, sums, segments, tables, 0, HeadRows(stride, plain, value), down=False)
+            rows = HeadRows(stride, plain, value)
+            where = (sums, weight[:, plain:].transpose(1, 2), out)
+            head_linear(*where)
+            if not joined_heads(*where, segments, tables, 0, rows, down=False):
+                head_lora(out, sums, segments, tables, 0, rows, down=False)
             up = absorbed.new_zeros((tokens, heads, stride))
             prompt_attention(query, up, shared, problem.metadata, 0.1, out, most_fresh=341)
         torch.cuda.synchronize()

@@ -14,11 +14,14 @@ from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.attention.latent_attention import latent_attention
 from lorikeet_kernels.attention.latent_inputs import latent_inputs
 from lorikeet_kernels.attention.prompt_attention import prompt_attention
+from lorikeet_kernels.dense.head_linear import head_linear
+from lorikeet_kernels.launch import device_name as device_names
+from lorikeet_kernels.lora.few_heads_lora import joined_heads
 from lorikeet_kernels.lora.head_lora import HeadRows, head_lora
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
-from lorikeet_kernels.warm_up_latent import LatentHeads, warm_up_head_lora, warm_up_latent_attention
+from lorikeet_kernels.warm_up_latent import LatentHeads, warm_up_heads, warm_up_latent_attention
 from tests.support.hopper_driver import HopperDriver
 
 NOWHERE = torch.device("meta")
@@ -44,6 +47,7 @@ def asked_kernels() -> Generator[set[str]]:
             interface, "__getitem__", lambda kernel, grid: partial(kernel.run, grid=grid, warmup=True)
         )
         patch.setattr(LoraTables, "copy_to_host", lambda _: None)
+        patch.setattr(device_names, "_name_of", lambda _: "NVIDIA H200")
         yield asked
 
 
@@ -75,13 +79,19 @@ def run_batch(
         interleaved=True,
     )  # fmt: skip
     segments = make_lora_segments(nothing(tokens, dtype=torch.int32), 3, LoraWorkspace(NOWHERE))
+    weight = nothing(heads, stride, latent_dim)
     rows = HeadRows(stride, 0, layer.plain_dim)
-    plain = query[..., : layer.plain_dim]
-    head_lora(absorbed[..., :latent_dim], plain, segments, tables, 0, rows, down=True)
+    where = (query[..., : layer.plain_dim], weight[:, : layer.plain_dim], absorbed[..., :latent_dim])
+    head_linear(*where)
+    if not joined_heads(*where, segments, tables, 0, rows, down=True):
+        head_lora(where[2], where[0], segments, tables, 0, rows, down=True)
     sums, out = nothing(tokens, heads, latent_dim), nothing(tokens, heads, layer.value_dim)
     latent_attention(absorbed, caches, metadata, 0.1, sums, most_fresh=341)
     rows = HeadRows(stride, layer.plain_dim, layer.value_dim)
-    head_lora(out, sums, segments, tables, 0, rows, down=False)
+    where = (sums, weight[:, layer.plain_dim :].transpose(1, 2), out)
+    head_linear(*where)
+    if not joined_heads(*where, segments, tables, 0, rows, down=False):
+        head_lora(out, sums, segments, tables, 0, rows, down=False)
     up = nothing(tokens, heads, stride)
     prompt_attention(query, up, shared, metadata, 0.1, out, most_fresh=341)
 
@@ -103,7 +113,10 @@ def test_batches_ask_for_no_other_kernels(heads: int, sizes: tuple[int, int, int
             max_rank=16,
         )
         warm_up_latent_attention(caches, layer, scale=0.1, max_requests=70, max_tokens=4096)
-        warm_up_head_lora(tables, LoraWorkspace(NOWHERE), layer, site=0, max_tokens=MOST_TOKENS)
+        warm_up_heads(
+            tables, LoraWorkspace(NOWHERE), layer, nothing(heads, plain + value, latent), site=0,
+            max_tokens=MOST_TOKENS,
+        )  # fmt: skip
         warm = set(asked)
         assert len(warm) > 10
         for shares in (
@@ -112,6 +125,7 @@ def test_batches_ask_for_no_other_kernels(heads: int, sizes: tuple[int, int, int
             ((0, 599),),
             ((5, 40), (3, 1)),
             ((2000, 1),) * 3,
+            ((0, 4),),
             ((0, 17),),
         ):
             run_batch(layer, shares, caches, tables)

@@ -67,34 +67,32 @@ def check_latent_attention() -> None:
 
 
 def check_latent_inputs() -> None:
-    """Both rotations, more heads than a program takes, queries and latents as parts of one projection."""
+    """Both rotations, more heads than a program takes, parts of one projection; deltas of all, some, none."""
     for interleaved in (False, True):
         for heads, plain, latent, rope in ((3, 16, 32, 8), (20, 5, 24, 12)):
             dtype = torch.float16 if heads == 3 else torch.float32
             tokens, dim = 5, plain + rope
             down = torch.randn(tokens, heads * dim + latent + rope).to(dtype)
+            delta = torch.randn(down.shape)
             table, positions = torch.randn(30, 2, rope // 2), torch.randint(0, 30, (tokens,))
             slots, weight = torch.randperm(32)[:tokens], torch.rand(latent).to(dtype)
-            results: list[tuple[torch.Tensor, ...]] = []
-            for op in (latent_inputs_reference, prepare_latents):
-                own = down.clone()
-                query, latents, keys = own.split((heads * dim, latent, rope), dim=1)
-                absorbed = torch.zeros(tokens, heads, latent + rope, dtype=dtype)
-                cache = torch.zeros(4, 8, 1, latent + rope, dtype=dtype)
-                where = (
-                    query.view(tokens, heads, dim),
-                    latents,
-                    keys,
-                    absorbed,
-                    cache,
-                    slots,
-                    positions,
-                    table,
-                )
-                normed = op(*where, weight, 1e-6, interleaved=interleaved)
-                results.append((normed, own, absorbed, cache))
-            for got, expected in zip(results[1], results[0], strict=True):
-                assert relative_error(got, expected) < TOLERANCE[dtype]
+            for has_query, has_latent in ((False, False), (True, True), (True, False), (False, True)):
+                results: list[tuple[torch.Tensor, ...]] = []
+                for op in (latent_inputs_reference, prepare_latents):
+                    own = down.clone()
+                    query, latents, keys = own.split((heads * dim, latent, rope), dim=1)
+                    q = query.view(tokens, heads, dim)
+                    absorbed = torch.zeros(tokens, heads, latent + rope, dtype=dtype)
+                    cache = torch.zeros(4, 8, 1, latent + rope, dtype=dtype)
+                    normed = op(
+                        q, latents, keys, absorbed, cache, slots, positions, table, weight, 1e-6,
+                        interleaved=interleaved,
+                        query_delta=delta[:, : heads * dim].view_as(q) if has_query else None,
+                        delta=delta[:, heads * dim :] if has_latent else None,
+                    )  # fmt: skip
+                    results.append((normed, q, keys, absorbed, cache))
+                for got, expected in zip(results[1], results[0], strict=True):
+                    assert relative_error(got, expected) < TOLERANCE[dtype]
 
 
 def check_prompt_attention() -> None:

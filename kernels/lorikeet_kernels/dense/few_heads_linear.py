@@ -1,0 +1,136 @@
+"""`head_linear` of few rows on a GPU, where reading the weight is all that takes time.
+
+    y[t, h] = x[t, h] W[h]
+
+Shapes and views as there, of 16 bits. Products and sums in float32, one rounding. A row's bits depend neither
+on the other rows nor on their number.
+
+A program loads a tile of a head's W, all inputs by some columns, before it waits for the launch before: W
+must be older than that. Programs that have other rows find the tile in the L2.
+
+Floor: W's bytes at 4.3 TB/s (DeepSeek-V2-Lite, 2.1 MB: 0.5 us). Predicted: 1.8 us for one row in a graph.
+"""
+
+# A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+
+import torch
+import triton
+import triton.language as tl
+
+from lorikeet_kernels.tiling.few_heads_tiles import FewHeadsTiles
+
+ALIGNED = 8  # numbers of 16 bytes
+
+
+@triton.jit
+def head_place(OUT: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """(first row, head, columns) of a program: those of other rows, which share its tile, are neighbours."""
+    TILES: tl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
+    tile = tl.program_id(1)
+    n = (tile % TILES) * COLUMNS + tl.arange(0, COLUMNS)
+    return tl.program_id(0) * ROWS, tile // TILES, n
+
+
+@triton.jit
+def load_head_tile(
+    weight_ptr, head, n, STRIDE_H: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_N: tl.constexpr,
+    IN: tl.constexpr, IN_P2: tl.constexpr, OUT: tl.constexpr,
+):  # fmt: skip
+    """Columns `n` of a head's weight, [COLUMNS, IN_P2]."""
+    k = tl.arange(0, IN_P2)
+    at = weight_ptr + head.to(tl.int64) * STRIDE_H + n[:, None] * STRIDE_N + k[None, :] * STRIDE_K
+    return tl.load(at, mask=(n < OUT)[:, None] & (k < IN)[None, :], other=0.0)
+
+
+@triton.jit
+def load_head(x_ptr, token, head, stride_xt, STRIDE_XH: tl.constexpr, IN: tl.constexpr, IN_P2: tl.constexpr):
+    """A head's inputs, [IN_P2] float32."""
+    k = tl.arange(0, IN_P2)
+    at = x_ptr + token.to(tl.int64) * tl.multiple_of(stride_xt, 8) + head * STRIDE_XH + k
+    return tl.load(at, mask=k < IN, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def head_sums(x, weight):
+    """The products' sums, [COLUMNS] float32."""
+    return tl.sum(weight.to(tl.float32) * x[None, :], axis=1)
+
+
+# each number of rows has strides of its own
+@triton.jit(
+    do_not_specialize=["num_rows", "stride_ot", "stride_xt"],
+    do_not_specialize_on_alignment=["num_rows", "stride_ot", "stride_xt"],
+)
+def _few_heads_kernel(
+    out_ptr, x_ptr, weight_ptr, num_rows, stride_ot, stride_xt,
+    STRIDE_OH: tl.constexpr, STRIDE_XH: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_K: tl.constexpr,
+    STRIDE_N: tl.constexpr, IN: tl.constexpr, IN_P2: tl.constexpr, OUT: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    first, head, n = head_place(OUT, COLUMNS, ROWS)
+    weight = load_head_tile(weight_ptr, head, n, STRIDE_H, STRIDE_K, STRIDE_N, IN, IN_P2, OUT)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    for i in tl.static_range(ROWS):
+        # rows beyond the last one repeat it; they are never stored
+        token = tl.minimum(first + i, num_rows - 1)
+        y = head_sums(load_head(x_ptr, token, head, stride_xt, STRIDE_XH, IN, IN_P2), weight)
+        out_at = out_ptr + token.to(tl.int64) * stride_ot + head * STRIDE_OH + n
+        tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=(n < OUT) & (first + i < num_rows))
+
+
+def takes_heads(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether the kernel reads such tensors."""
+    return (
+        x.dtype == weight.dtype == out.dtype
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.stride(2) == out.stride(2) == 1
+        and 1 in weight.stride()[1:]
+        and (x.stride(0) | x.stride(1)) % ALIGNED == 0
+    )
+
+
+def few_heads_constants(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: FewHeadsTiles
+) -> dict[str, int]:
+    """The sizes that the kernel is compiled for, also that with adapters."""
+    _, in_features, out_features = weight.shape
+    return {
+        "STRIDE_OH": out.stride(1),
+        "STRIDE_XH": x.stride(1),
+        "STRIDE_H": weight.stride(0),
+        "STRIDE_K": weight.stride(1),
+        "STRIDE_N": weight.stride(2),
+        "IN": in_features,
+        "IN_P2": triton.next_power_of_2(in_features),
+        "OUT": out_features,
+        "COLUMNS": tiles.columns,
+        "ROWS": tiles.rows,
+    }
+
+
+def few_heads_grid(x: torch.Tensor, weight: torch.Tensor, tiles: FewHeadsTiles) -> tuple[int, int]:
+    """Programs: of each `tiles.rows` rows, for each head and tile of its columns."""
+    heads, _, out_features = weight.shape
+    return -(-x.shape[0] // tiles.rows), heads * -(-out_features // tiles.columns)
+
+
+def few_heads_linear(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: FewHeadsTiles
+) -> torch.Tensor:
+    """Write the projections into `out` and return it; see this module's docstring."""
+    if not takes_heads(x, weight, out):
+        raise ValueError(
+            f"few_heads_linear: x {x.dtype} {x.stride()}, weight {weight.dtype} {weight.stride()} and out "
+            f"{out.dtype} {out.stride()} must be of 16 bits, their rows contiguous, 16 bytes aligned"
+        )
+    pdl = x.device.type == "cuda"
+    _few_heads_kernel[few_heads_grid(x, weight, tiles)](
+        out, x, weight, x.shape[0], out.stride(0), x.stride(0), **few_heads_constants(x, weight, out, tiles),
+        PDL=pdl, num_warps=tiles.num_warps, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+    return out
