@@ -8,13 +8,13 @@ from lorikeet_bench.load.model_part import ModelPart
 _PATTERNS = (
     (
         ModelPart.ADAPTERS,
-        r"(?<!few_rows_)lora|register_segments|grouped_(shrink|expand)|^_(count|scan|scatter)_kernel",
+        r"(?<!few_rows_)(?<!few_heads_)lora|register_segments|grouped_(shrink|expand)|^_(count|scan|scatter)_kernel",
     ),
     (ModelPart.EXPERTS, r"mxfp4|expert_gemm|^_fp8_(gemm|specialized)|moe_sum|gated_activation"),
     (ModelPart.QUANTIZED, r"^_quantize"),
     (
         ModelPart.PROJECTIONS,
-        r"few_rows|dense_fp8|split_sum|router_logits|gemm|gemv|cublas|cutlass|nvjet|splitk|addmm|aten::b?mm|matmul|linear",
+        r"few_rows|few_heads|dense_fp8|split_sum|router_logits|gemm|gemv|cublas|cutlass|nvjet|splitk|addmm|aten::b?mm|matmul|linear",
     ),
     (ModelPart.ROUTING, r"_route_|_count_experts|_place_kernel|topk|softmax"),
     (ModelPart.NORMS, r"norm|rotary|kv_write|attention_inputs|latent_inputs"),

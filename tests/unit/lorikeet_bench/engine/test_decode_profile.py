@@ -77,6 +77,8 @@ def test_every_kernel_of_the_library_is_of_its_rooms_parts() -> None:
         ("_decode_kernel", ModelPart.ATTENTION),
         ("_attention_inputs_kernel", ModelPart.NORMS),
         ("_few_rows_products_kernel", ModelPart.PROJECTIONS),
+        ("_few_heads_kernel", ModelPart.PROJECTIONS),
+        ("_few_heads_lora_kernel", ModelPart.PROJECTIONS),
         ("_router_logits_kernel", ModelPart.PROJECTIONS),
         ("_dense_fp8_kernel", ModelPart.PROJECTIONS),
         (NVJET, ModelPart.PROJECTIONS),
