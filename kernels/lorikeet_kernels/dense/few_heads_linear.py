@@ -106,7 +106,7 @@ def few_heads_constants(
         "STRIDE_K": weight.stride(1),
         "STRIDE_N": weight.stride(2),
         "IN": in_features,
-        "IN_P2": triton.next_power_of_2(in_features),
+        "IN_P2": 1 << (in_features - 1).bit_length(),
         "OUT": out_features,
         "COLUMNS": tiles.columns,
         "ROWS": tiles.rows,
