@@ -56,14 +56,13 @@ def warm_up_experts(
     for num_tokens in range(1, max_tokens + 1):
         pairs = num_tokens * top_k
         tiles = select_experts(experts_shape(gate_up, down, pairs), name, batch_invariant=batch_invariant)
-        parts = ("gate_up", "down")
-        beside = [lora.side_of(part, num_tokens) is not None for part in parts] if lora else []
+        sides = [lora.gate_up_side(num_tokens, gate_up.weight), lora.down_side(num_tokens)] if lora else []
         choice = (
             tiles,
             cut_kind(pairs),
             num_tokens == 1,  # whose pairs need no cut
             _lora_choice(lora, hidden, num_rows, num_experts, pairs, name),
-            *beside,
+            *(side is not None for side in sides),
         )
         if choice in seen:
             continue

@@ -16,7 +16,7 @@ says what is gained.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import triton
@@ -68,13 +68,17 @@ class ExpertsLora:
     down_site: int
     side: SideStream | None = None
 
-    def side_of(self, part: Literal["gate_up", "down"], num_tokens: int) -> SideStream | None:
-        """The stream on which a batch of so many tokens makes this delta, if not on the base's."""
+    def gate_up_side(self, num_tokens: int, weight: DeviceExpertWeight) -> SideStream | None:
+        """The stream on which a batch of so many tokens makes gate_up's delta, if not on the base's."""
         side = self.side
         if side is None:
             return None
-        rows = side.rows.gate_up if part == "gate_up" else side.rows.down
-        return side if num_tokens in rows else None
+        is_packed = isinstance(weight, Mxfp4DeviceWeight)
+        return side if num_tokens in (side.rows.packed_gate_up if is_packed else side.rows.gate_up) else None
+
+    def down_side(self, num_tokens: int) -> SideStream | None:
+        """The same of down's."""
+        return self.side if self.side is not None and num_tokens in self.side.rows.down else None
 
     def without_adapters(self, num_tokens: int) -> "ExpertsLora":
         """The same sites for a batch whose rows are all the base model's, for warming up."""
@@ -127,7 +131,7 @@ def moe_experts(
     is_split = tiles.down.splits > 1
     shape_of_parts = (tiles.down.splits, *topk_ids.shape, hidden) if is_split else (*topk_ids.shape, hidden)
     parts = x.new_empty(shape_of_parts, dtype=torch.float32 if is_split else x.dtype)
-    side = None if lora is None else lora.side_of("down", x.shape[0])
+    side = None if lora is None else lora.down_side(x.shape[0])
     project = partial(
         _project, act, down, blocks, parts, tiles.down, topk_weights=None if is_split else topk_weights,
         # what is launched before, gate_up, its activation or LoRA, began when the blocks were made
@@ -177,7 +181,7 @@ def _activated(
         moe_lora_gate_up,
         delta, x, topk_ids, None, lora.segments, lora.tables, lora.gate_up_site, order, accumulate=False,
     )  # fmt: skip
-    side = lora.side_of("gate_up", x.shape[0])
+    side = lora.gate_up_side(x.shape[0], gate_up.weight)
     if side is None:
         blocks, act = cut(), x.new_empty((*topk_ids.shape, num_rows // 2))
         branch()
