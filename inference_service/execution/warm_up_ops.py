@@ -147,7 +147,10 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
         top_k = _top_k(moe, num_experts, forward)
         biases = (up.bias is None, down.bias is None)
         kinds = (experts_kind(up.weight), experts_kind(down.weight))
-        key = (tuple(up.weight.shape), kinds, experts.row_order, experts.activation, top_k, biases)
+        has_shared = moe.shared is not None
+        key = (
+            tuple(up.weight.shape), kinds, experts.row_order, experts.activation, top_k, biases, has_shared
+        )  # fmt: skip
         if key in seen:
             continue
         seen.add(key)
@@ -162,6 +165,7 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
             lora=ExpertsLora(
                 base.segments, forward.tables, experts.sites.gate_up, experts.sites.down, side=base.side
             ),
+            has_shared=has_shared,
             batch_invariant=experts.batch_invariant,
         )
         count += warm_up_moe(

@@ -18,4 +18,5 @@ class DenseMlp:
     def __call__(self, x: torch.Tensor, lora: LoraBatch) -> Projected:
         """[T, H] to [T, H]."""
         gate_up = self.gate_up.beside(x, lora)
-        return self.down.beside(gated_activation(gate_up.y, delta=gate_up.delta), lora)
+        act = gated_activation(gate_up.y, delta=gate_up.delta, delta_is_joined=gate_up.is_joined)
+        return self.down.beside(act, lora)

@@ -13,7 +13,7 @@ from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activ
 from lorikeet_kernels.dense.row_order import RowOrder
 from lorikeet_kernels.experts.expert_linear import ExpertWeight, expert_linear
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, moe_experts
-from lorikeet_kernels.experts.moe_sum import moe_sum
+from lorikeet_kernels.experts.moe_sum import SharedRows, moe_sum
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight
 from lorikeet_kernels.experts.router_logits import LogitParts, router_in_parts
@@ -76,11 +76,16 @@ class Experts:
         self.batch_invariant = batch_invariant
 
     def __call__(
-        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, lora: LoraBatch
+        self,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        lora: LoraBatch,
+        shared: SharedRows | None = None,
     ) -> torch.Tensor:
-        """[T, H] to [T, H]: each token through its own experts, weighted and summed."""
+        """[T, H] to [T, H]: each token through its own experts, weighted and summed, `shared` added."""
         if x.device.type != "cpu":
-            return self._on_gpu(x, topk_weights, topk_ids, lora)
+            return self._on_gpu(x, topk_weights, topk_ids, lora, shared)
         gate_up_weight, down_weight = self.gate_up.weight, self.down.weight
         assert not isinstance(gate_up_weight, Mxfp4DeviceWeight)
         assert not isinstance(down_weight, Mxfp4DeviceWeight)
@@ -113,10 +118,15 @@ class Experts:
         )
         if lora.is_active:
             moe_lora_down(down, activated, topk_ids, topk_weights, groups, segments, tables, self.sites.down)
-        return moe_sum(down)
+        return moe_sum(down, shared)
 
     def _on_gpu(
-        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, lora: LoraBatch
+        self,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        lora: LoraBatch,
+        shared: SharedRows | None,
     ) -> torch.Tensor:
         gate_up, down = self.gate_up.weight, self.down.weight
         assert not isinstance(gate_up, Mxfp4Weight)
@@ -132,6 +142,7 @@ class Experts:
             ExpertProjection(down, self.down.bias, None),
             self.activation,
             lora=adapters if lora.is_active else None,
+            shared=shared,
             batch_invariant=self.batch_invariant,
         )
 
@@ -161,14 +172,14 @@ class Moe:
         self, x: torch.Tensor, lora: LoraBatch, source_rows: torch.Tensor | None = None
     ) -> Projected:
         """[T, H] to [T, H]; where `source_rows` [T] are given, row t is routed as that row is."""
+        shared = None if self.shared is None else self.shared(x, lora)
         logits, adapters = self._logits(x, lora)
         topk_weights, topk_ids = self.routing(logits, lora=adapters, source_rows=source_rows)
         routed = x
         if self.scales_input:
             routed = (x * topk_weights).to(x.dtype)
             topk_weights = torch.ones_like(topk_weights)
-        y = self.experts(routed, topk_weights, topk_ids, lora)
-        return Projected(y if self.shared is None else y + self.shared(x, lora))
+        return Projected(self.experts(routed, topk_weights, topk_ids, lora, shared))
 
     def _logits(
         self, x: torch.Tensor, lora: LoraBatch

@@ -6,6 +6,7 @@ from inference_service.layers.batch import LoraBatch
 from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.linear import Linear
 from lorikeet_kernels.dense.sigmoid import sigmoid
+from lorikeet_kernels.experts.moe_sum import SharedRows
 
 
 class SharedExpert:
@@ -15,7 +16,9 @@ class SharedExpert:
         self.mlp = mlp
         self.gate = gate
 
-    def __call__(self, x: torch.Tensor, lora: LoraBatch) -> torch.Tensor:
-        """[T, H] to [T, H], a new tensor."""
-        y = self.mlp(x, lora).whole()
-        return y if self.gate is None else y * sigmoid(self.gate(x, lora))
+    def __call__(self, x: torch.Tensor, lora: LoraBatch) -> SharedRows:
+        """[T, H] to [T, H], new tensors."""
+        made = self.mlp(x, lora)
+        if self.gate is None:
+            return SharedRows(made.y, made.delta)
+        return SharedRows(made.whole() * sigmoid(self.gate(x, lora)))

@@ -19,6 +19,7 @@ from lorikeet_kernels.dense.gated_activation import GatedActivation
 from lorikeet_kernels.dense.linear import linear
 from lorikeet_kernels.experts.expert_blocks import cut_kind
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_shape, moe_experts
+from lorikeet_kernels.experts.moe_sum import SharedRows
 from lorikeet_kernels.experts.router_logits import BLOCK_ROWS, router_in_parts
 from lorikeet_kernels.experts.routing import RouterLora
 from lorikeet_kernels.launch.device_name import device_name
@@ -42,6 +43,7 @@ def warm_up_experts(
     top_k: int,
     max_tokens: int,
     lora: ExpertsLora | None = None,
+    has_shared: bool = False,
     batch_invariant: bool = False,
 ) -> int:
     """Launch each distinct kernel of a layer's experts; returns how many batches it took.
@@ -73,9 +75,12 @@ def warm_up_experts(
         weights = torch.ones((num_tokens, top_k), dtype=torch.float32, device=device)
         for way in _lora_ways(lora):
             adapters = None if way is None else way.without_adapters(num_tokens)
+            # where adapters run beside the base, the shared expert's do, too
+            delta = x.float() if way is not None and way.side is not None else None
             moe_experts(
-                x, weights, ids, gate_up, down, activation, lora=adapters, batch_invariant=batch_invariant
-            )
+                x, weights, ids, gate_up, down, activation, lora=adapters,
+                shared=SharedRows(x, delta) if has_shared else None, batch_invariant=batch_invariant,
+            )  # fmt: skip
     return len(seen)
 
 

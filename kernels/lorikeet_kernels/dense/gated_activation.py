@@ -98,10 +98,13 @@ def activate_rows(
     activation: GatedActivation,
     row_order: RowOrder,
     delta: torch.Tensor | None = None,
+    *,
+    delta_is_joined: bool = False,
 ) -> torch.Tensor:
     """Launch over contiguous rows; `gated_activation` on a GPU, and what the interpreter tests.
 
-    A delta comes from another stream, after whose join a launch waits for what is before it in any case.
+    A delta that is not of the launch before comes from another stream, after whose join a launch waits for
+    what is before it in any case.
     """
     check_row_order(row_order)
     inner = out.shape[-1]
@@ -115,7 +118,7 @@ def activate_rows(
             activation.alpha, 0.0 if limit is None else limit, activation.up_offset,
             INNER=inner, INTERLEAVED=row_order == "interleaved", HAS_LIMIT=limit is not None,
             HAS_DELTA=delta is not None, BLOCK=block, PDL=pdl, num_warps=4,
-            **({"launch_pdl": True} if pdl and delta is None else {}),
+            **({"launch_pdl": True} if pdl and (delta is None or delta_is_joined) else {}),
         )  # fmt: skip
     return out
 
@@ -126,8 +129,9 @@ def gated_activation(
     *,
     row_order: RowOrder = "concatenated",
     delta: torch.Tensor | None = None,
+    delta_is_joined: bool = False,
 ) -> torch.Tensor:
-    """Return the activation of `gate_up`, a new tensor."""
+    """Return the activation of `gate_up`, a new tensor; `delta_is_joined` where one launch made both."""
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gated_activation: last dimension of {tuple(gate_up.shape)} is odd")
     if delta is not None and delta.shape != gate_up.shape:
@@ -138,4 +142,6 @@ def gated_activation(
         return gated_activation_reference(gate_up, activation, row_order=row_order, delta=delta)
     out = gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
     added = None if delta is None else delta.contiguous()
-    return activate_rows(gate_up.contiguous(), out, activation, row_order, added)
+    return activate_rows(
+        gate_up.contiguous(), out, activation, row_order, added, delta_is_joined=delta_is_joined
+    )

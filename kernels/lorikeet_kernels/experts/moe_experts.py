@@ -28,7 +28,7 @@ from lorikeet_kernels.dense.row_order import RowOrder
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, expert_blocks, lone_blocks
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
-from lorikeet_kernels.experts.moe_sum import moe_sum_parts, sum_pairs
+from lorikeet_kernels.experts.moe_sum import SharedRows, moe_sum_parts, sum_pairs
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight, dequantize_mxfp4
 from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight, lay_out_mxfp4
 from lorikeet_kernels.experts.mxfp4_linear import mxfp4_linear
@@ -108,9 +108,13 @@ def moe_experts(
     activation: GatedActivation,
     *,
     lora: ExpertsLora | None = None,
+    shared: SharedRows | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Return [T, H]: each row of `x` [T, H] through its own experts, weighted and summed. GPU only."""
+    """Return [T, H]: each row of `x` [T, H] through its own experts, weighted and summed. GPU only.
+
+    `shared` is what every token's own expert made, to which the sum is added.
+    """
     if x.device.type == "cpu" and not _RUNTIME.interpret:
         raise ValueError(
             "moe_experts runs on a GPU: on a CPU call expert_linear, gated_activation and moe_sum in turn"
@@ -122,7 +126,9 @@ def moe_experts(
     shape = experts_shape(gate_up, down, topk_ids.numel())
     tiles = select_experts(shape, device_name(x), batch_invariant=batch_invariant)
     if lora is not None and not is_ungrouped(topk_ids.numel(), num_experts, lora.segments.num_slots):
-        return _with_grouped_lora(x, topk_weights, topk_ids, gate_up, down, activation, lora, tiles, out)
+        return _with_grouped_lora(
+            x, topk_weights, topk_ids, gate_up, down, activation, lora, shared, tiles, out
+        )
     # one token's experts differ, so that no block would have a second pair; only plain weights' GEMM knows
     is_lone = x.shape[0] == 1 and all(isinstance(part.weight, torch.Tensor) for part in (gate_up, down))
     make_blocks = lone_blocks if is_lone else expert_blocks
@@ -155,9 +161,16 @@ def moe_experts(
     is_next = side is None
     if is_split:
         return moe_sum_parts(
-            parts, out, topk_ids, topk_weights, bias=down.bias, delta=delta, is_dependent=is_next
+            parts,
+            out,
+            topk_ids,
+            topk_weights,
+            bias=down.bias,
+            delta=delta,
+            shared=shared,
+            is_dependent=is_next,
         )
-    return sum_pairs(parts, out, delta=delta, is_dependent=is_next)
+    return sum_pairs(parts, out, delta=delta, shared=shared, is_dependent=is_next)
 
 
 def _activated(
@@ -208,6 +221,7 @@ def _with_grouped_lora(
     down: ExpertProjection,
     activation: GatedActivation,
     lora: ExpertsLora,
+    shared: SharedRows | None,
     tiles: MoeTiles,
     out: torch.Tensor,
 ) -> torch.Tensor:
@@ -223,7 +237,7 @@ def _with_grouped_lora(
     pairs = x.new_empty((*topk_ids.shape, hidden))
     _project(act, down, blocks, pairs, tiles.down, topk_weights=topk_weights)
     moe_lora_down(pairs, act, topk_ids, topk_weights, groups, lora.segments, lora.tables, lora.down_site)
-    return sum_pairs(pairs, out)
+    return sum_pairs(pairs, out, shared=shared)
 
 
 def experts_kind(weight: DeviceExpertWeight) -> Weights:

@@ -4,15 +4,20 @@
 
     y[t] = sum_k round(topk_weights[t, k] (sum_s parts[s, t, k] + bias[expert])) + delta[t, k]
 
+    y[t] = round(y[t]) + round(shared[t] + shared_delta[t])     (where every token passes one more expert)
+
 Shapes: x, delta [T, K, H]; parts [S, T, K, H] float32, what a split GEMM leaves; bias [E, H]; topk_weights
-[T, K] float32; result [T, H]. Adds in float32, s and k ascending, rounds once; each pair of `parts` is first
-rounded to the result's dtype, so that it has the bits of an x that was stored, and delta's sum with it too.
+[T, K] float32; shared [T, H], shared_delta [T, H] float32; result [T, H]. Adds in float32, s and k ascending,
+rounds once; each pair of `parts` is first rounded to the result's dtype, so that it has the bits of an x that
+was stored, and delta's sum with it too.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -21,9 +26,20 @@ import triton.language as tl
 BLOCK = 512
 
 
-def moe_sum_reference(x: torch.Tensor) -> torch.Tensor:
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedRows:
+    """What the expert that every token passes made, `y` [T, H], and what its adapters add, float32."""
+
+    y: torch.Tensor
+    delta: torch.Tensor | None = None
+
+
+def moe_sum_reference(x: torch.Tensor, shared: SharedRows | None = None) -> torch.Tensor:
     """See `moe_sum`."""
-    return x.float().sum(dim=1).to(x.dtype)
+    y = x.float().sum(dim=1).to(x.dtype)
+    if shared is None:
+        return y
+    return y + (shared.y if shared.delta is None else (shared.y.float() + shared.delta).to(y.dtype))
 
 
 def moe_sum_parts_reference(
@@ -34,6 +50,7 @@ def moe_sum_parts_reference(
     *,
     bias: torch.Tensor | None = None,
     delta: torch.Tensor | None = None,
+    shared: SharedRows | None = None,
 ) -> torch.Tensor:
     """See `moe_sum_parts`."""
     pairs = parts.float().sum(dim=0)
@@ -42,14 +59,15 @@ def moe_sum_parts_reference(
     pairs = (pairs * topk_weights.unsqueeze(-1)).to(out.dtype)
     if delta is not None:
         pairs = pairs + delta
-    return out.copy_(moe_sum_reference(pairs))
+    return out.copy_(moe_sum_reference(pairs, shared))
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _moe_sum_kernel(
-    out_ptr, x_ptr, ids_ptr, weights_ptr, bias_ptr, delta_ptr, num_tokens,
+    out_ptr, x_ptr, ids_ptr, weights_ptr, bias_ptr, delta_ptr, shared_ptr, shared_delta_ptr, num_tokens,
     WIDTH: tl.constexpr, TOP_K: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    HAS_DELTA: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_SHARED_DELTA: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """PARTS 0: x holds finished pairs; else that many float32 parts of each."""
     if PDL:
@@ -76,7 +94,15 @@ def _moe_sum_kernel(
             delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
             value = (value.to(tl.float32) + delta.to(tl.float32)).to(dtype)
         total += value.to(tl.float32)
-    tl.store(out_ptr + token * WIDTH + column, total.to(dtype), mask=inside)
+    at = token * WIDTH + column
+    if HAS_SHARED:
+        shared = tl.load(shared_ptr + at, mask=inside, other=0.0)
+        if HAS_SHARED_DELTA:
+            shared = (shared.to(tl.float32) + tl.load(shared_delta_ptr + at, mask=inside, other=0.0)).to(
+                dtype
+            )
+        total = total.to(dtype).to(tl.float32) + shared.to(tl.float32)
+    tl.store(out_ptr + at, total.to(dtype), mask=inside)
 
 
 def _dependent(x: torch.Tensor, *, is_dependent: bool) -> dict[str, bool]:
@@ -87,25 +113,42 @@ def _dependent(x: torch.Tensor, *, is_dependent: bool) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if is_dependent and x.device.type == "cuda" else {"PDL": False}
 
 
-def moe_sum(x: torch.Tensor) -> torch.Tensor:
+def _shared_arguments(out: torch.Tensor, shared: SharedRows | None) -> dict[str, object]:
+    """The kernel's arguments of the rows that are added last."""
+    y, delta = (None, None) if shared is None else (shared.y, shared.delta)
+    for rows, dtype in ((y, out.dtype), (delta, torch.float32)):
+        if rows is not None and (rows.shape != out.shape or rows.dtype != dtype or not rows.is_contiguous()):
+            raise ValueError(f"moe_sum: shared rows {rows.dtype} {tuple(rows.shape)} for {tuple(out.shape)}")
+    return {
+        "shared_ptr": out if y is None else y, "shared_delta_ptr": out if delta is None else delta,
+        "HAS_SHARED": y is not None, "HAS_SHARED_DELTA": delta is not None,
+    }  # fmt: skip
+
+
+def moe_sum(x: torch.Tensor, shared: SharedRows | None = None) -> torch.Tensor:
     """Return the sum over the experts of each token."""
     if x.dim() != 3:
         raise ValueError(f"moe_sum: expected [T, K, H], got {tuple(x.shape)}")
     if x.device.type == "cpu":
-        return moe_sum_reference(x)
-    return sum_pairs(x, x.new_empty((x.shape[0], x.shape[2])))
+        return moe_sum_reference(x, shared)
+    return sum_pairs(x, x.new_empty((x.shape[0], x.shape[2])), shared=shared)
 
 
 def sum_pairs(
-    x: torch.Tensor, out: torch.Tensor, *, delta: torch.Tensor | None = None, is_dependent: bool = True
+    x: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    delta: torch.Tensor | None = None,
+    shared: SharedRows | None = None,
+    is_dependent: bool = True,
 ) -> torch.Tensor:
     """Launch: `out` [T, H] becomes the sum of x [T, K, H], each pair with its `delta` where given."""
     num_tokens, top_k, width = x.shape
     if num_tokens > 0:
         _moe_sum_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
-            out, x.contiguous(), x, x, x, x if delta is None else delta, num_tokens,
+            out, x.contiguous(), x, x, x, x if delta is None else delta, num_tokens=num_tokens,
             WIDTH=width, TOP_K=top_k, PARTS=0, HAS_BIAS=False, HAS_DELTA=delta is not None, BLOCK=BLOCK,
-            num_warps=2, **_dependent(x, is_dependent=is_dependent),
+            **_shared_arguments(out, shared), num_warps=2, **_dependent(x, is_dependent=is_dependent),
         )  # fmt: skip
     return out
 
@@ -118,6 +161,7 @@ def moe_sum_parts(
     *,
     bias: torch.Tensor | None = None,
     delta: torch.Tensor | None = None,
+    shared: SharedRows | None = None,
     is_dependent: bool = True,
 ) -> torch.Tensor:
     """Write the sum over parts and experts into `out` [T, H] and return it.
@@ -128,8 +172,12 @@ def moe_sum_parts(
     if parts.dtype != torch.float32 or out.shape != (num_tokens, width) or not parts.is_contiguous():
         raise ValueError(f"moe_sum_parts: parts {parts.dtype} {tuple(parts.shape)}, out {tuple(out.shape)}")
     if out.device.type == "cpu":
-        return moe_sum_parts_reference(parts, out, topk_ids, topk_weights, bias=bias, delta=delta)
-    return sum_parts(parts, out, topk_ids, topk_weights, bias=bias, delta=delta, is_dependent=is_dependent)
+        return moe_sum_parts_reference(
+            parts, out, topk_ids, topk_weights, bias=bias, delta=delta, shared=shared
+        )
+    return sum_parts(
+        parts, out, topk_ids, topk_weights, bias=bias, delta=delta, shared=shared, is_dependent=is_dependent
+    )
 
 
 def sum_parts(
@@ -140,6 +188,7 @@ def sum_parts(
     *,
     bias: torch.Tensor | None = None,
     delta: torch.Tensor | None = None,
+    shared: SharedRows | None = None,
     is_dependent: bool = True,
 ) -> torch.Tensor:
     """Launch; `moe_sum_parts` on a GPU, and what the interpreter tests."""
@@ -147,9 +196,9 @@ def sum_parts(
     if num_tokens > 0:
         _moe_sum_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
             out, parts, topk_ids, topk_weights, parts if bias is None else bias,
-            out if delta is None else delta, num_tokens,
+            out if delta is None else delta, num_tokens=num_tokens,
             WIDTH=width, TOP_K=top_k, PARTS=num_parts, HAS_BIAS=bias is not None,
-            HAS_DELTA=delta is not None, BLOCK=BLOCK, num_warps=2,
+            HAS_DELTA=delta is not None, BLOCK=BLOCK, **_shared_arguments(out, shared), num_warps=2,
             **_dependent(out, is_dependent=is_dependent),
         )  # fmt: skip
     return out

@@ -14,7 +14,13 @@ from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, cut_blocks, exp
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.expert_linear import ExpertWeight, expert_linear_reference
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
-from lorikeet_kernels.experts.moe_sum import moe_sum_parts_reference, moe_sum_reference, sum_pairs, sum_parts
+from lorikeet_kernels.experts.moe_sum import (
+    SharedRows,
+    moe_sum_parts_reference,
+    moe_sum_reference,
+    sum_pairs,
+    sum_parts,
+)
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight, lay_out_mxfp4
 from lorikeet_kernels.experts.mxfp4_linear import mxfp4_linear
@@ -64,12 +70,18 @@ def _moe_sum(dtype: torch.dtype) -> SmallProblem:
     ids = torch.randint(0, 7, (5, 3), generator=generator, dtype=torch.int32)
     weights = torch.rand(5, 3, generator=generator)
     empty = torch.empty(5, 600, dtype=dtype)
-    whole = moe_sum_parts_reference(parts, empty.clone(), ids, weights, bias=bias, delta=delta)
+    shared = SharedRows(
+        torch.randn(5, 600, generator=generator).to(dtype), torch.randn(5, 600, generator=generator)
+    )
+    whole = moe_sum_parts_reference(parts, empty.clone(), ids, weights, bias=bias, delta=delta, shared=shared)
 
     def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
         rows, added, split, b, experts, routed = moved((x, delta, parts, bias, ids, weights), device)
         out = sum_pairs(rows, poisoned(empty, device), delta=added)
-        return out, sum_parts(split, poisoned(empty, device), experts, routed, bias=b, delta=added)
+        last = moved(shared, device)
+        return out, sum_parts(
+            split, poisoned(empty, device), experts, routed, bias=b, delta=added, shared=last
+        )
 
     return SmallProblem((moe_sum_reference(x + delta), whole), launch)
 

@@ -7,6 +7,7 @@ float16 only: the interpreter multiplies bfloat16 as bit patterns.
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,7 +18,13 @@ from lorikeet_kernels.dense.rms_norm import norm_rows, rms_norm_reference
 from lorikeet_kernels.experts.expert_blocks import cut_blocks, expert_blocks_reference, lone_blocks
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.expert_linear import expert_linear_reference
-from lorikeet_kernels.experts.moe_sum import moe_sum_parts_reference, moe_sum_reference, sum_pairs, sum_parts
+from lorikeet_kernels.experts.moe_sum import (
+    SharedRows,
+    moe_sum_parts_reference,
+    moe_sum_reference,
+    sum_pairs,
+    sum_parts,
+)
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.sampling.penalties import Penalties, penalize_reference, penalize_rows
@@ -70,20 +77,24 @@ def check_pending_tokens() -> None:
 
 
 def check_moe_sum() -> None:
-    """Finished pairs and split parts, with and without bias and delta, ragged width."""
+    """Finished pairs and split parts, with and without bias, delta and shared rows, ragged width."""
     for dtype in (torch.float32, torch.float16):
         x, delta = torch.randn(2, 5, 3, 600).to(dtype)
         assert torch.equal(sum_pairs(x, torch.empty(5, 600, dtype=dtype)), moe_sum_reference(x))
         got = sum_pairs(x, torch.empty(5, 600, dtype=dtype), delta=delta)
         assert torch.equal(got, moe_sum_reference(x + delta))
+        shared, added = torch.randn(5, 600).to(dtype), torch.randn(5, 600)
+        ways = (None, SharedRows(shared), SharedRows(shared, added))
+        for rows in ways[1:]:
+            got = sum_pairs(x, torch.empty(5, 600, dtype=dtype), delta=delta, shared=rows)
+            assert torch.equal(got, moe_sum_reference(x + delta, rows))
         parts, bias = torch.randn(4, 5, 3, 600), torch.randn(7, 600).to(dtype)
         ids, weights = torch.randint(0, 7, (5, 3), dtype=torch.int32), torch.rand(5, 3)
-        for b in (None, bias):
-            for d in (None, delta):
-                out, expected = torch.empty(2, 5, 600, dtype=dtype)
-                sum_parts(parts, out, ids, weights, bias=b, delta=d)
-                moe_sum_parts_reference(parts, expected, ids, weights, bias=b, delta=d)
-                assert relative_error(out, expected) < TOLERANCE[dtype]
+        for b, d, rows in product((None, bias), (None, delta), ways):
+            out, expected = torch.empty(2, 5, 600, dtype=dtype)
+            sum_parts(parts, out, ids, weights, bias=b, delta=d, shared=rows)
+            moe_sum_parts_reference(parts, expected, ids, weights, bias=b, delta=d, shared=rows)
+            assert relative_error(out, expected) < TOLERANCE[dtype]
 
 
 def check_expert_gemm() -> None:
