@@ -85,14 +85,18 @@ def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) 
     ):
         sites, in_features, weight = linear.sites, int(linear.weight.shape[1]), linear.weight
         dtype = forward.tables.arena.dtype
+        made: tuple[object, ...] = (weight.shape, linear.bias is None, linear.batch_invariant)
         if isinstance(weight, Fp8Weight):
-            made = (weight.kind, weight.activations.kind, weight.block_of_row is None, linear.bias is None)
-            if (weight.shape, made) not in seen:
-                seen.add((weight.shape, made))
+            made += (weight.kind, weight.activations.kind, weight.block_of_row is None)
+        if made not in seen:
+            if isinstance(weight, Fp8Weight):
                 count += warm_up_fp8_linear(weight, linear.bias, dtype=dtype, max_tokens=most)
-        elif not linear.batch_invariant and (weight.shape, linear.bias is None) not in seen:
-            seen.add((weight.shape, linear.bias is None))
-            count += warm_up_few_rows(weight, linear.bias, dtype=dtype, max_tokens=most)
+            elif not linear.batch_invariant:
+                count += warm_up_few_rows(weight, linear.bias, dtype=dtype, max_tokens=most)
+        joined = (made, sites.out_features, sites.num_slices)
+        if joined not in seen and linear is not forward.model.lm_head:
+            count += _warm_up_joined(forward, linear, [n for n in joined_tokens if n <= most])
+        seen |= {made, joined}
         key = (in_features, sites.out_features, sites.num_slices, most)
         if key in seen:
             continue
@@ -107,8 +111,6 @@ def warm_up_linears(forward: ForwardPass, *, max_tokens: int, max_sampled: int) 
             max_tokens=most,
             beside_tokens=range(0) if linear is forward.model.lm_head else beside_tokens,
         )
-        if linear is not forward.model.lm_head:
-            count += _warm_up_joined(forward, linear, [n for n in joined_tokens if n <= most])
     return count
 
 

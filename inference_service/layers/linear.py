@@ -9,7 +9,7 @@ from inference_service.layers.projected import Projected
 from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.linear import linear
-from lorikeet_kernels.lora.few_rows_lora import joined_linear
+from lorikeet_kernels.lora.joined_linear import joined_linear
 from lorikeet_kernels.lora.lora_linear import lora_linear
 
 
@@ -64,7 +64,7 @@ class Linear:
         return Projected(y, delta)
 
     def _joined(self, x: torch.Tensor, lora: LoraBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if isinstance(self.weight, Fp8Weight) or self.batch_invariant:
+        if self.batch_invariant:
             return None
         sites = self.sites
         return joined_linear(

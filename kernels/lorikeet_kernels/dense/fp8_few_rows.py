@@ -19,6 +19,8 @@ of x.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -66,21 +68,21 @@ def _load_words(at, k, c: tl.constexpr, IN: tl.constexpr, CHUNK: tl.constexpr):
     return words
 
 
-@triton.jit(do_not_specialize_on_alignment=["out_ptr", "bias_ptr"])
-def _fp8_few_rows_kernel(
-    out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, num_columns,
+@triton.jit
+def fp8_few_rows_program(
+    program, out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, num_columns,
     T: tl.constexpr, T_P2: tl.constexpr, IN: tl.constexpr, IS_BLOCKED: tl.constexpr, SHARES: tl.constexpr,
     HAS_MAP: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Numbers are loaded by fours, as words: IN, GROUP, CHUNK and VECTOR count these.
+    """What one program does. Numbers are loaded by fours, as words: IN, GROUP, CHUNK and VECTOR count these.
 
     Numbers of 8 bits would be taken apart right behind their load, which then waits for the matrix before x
     is asked for. SHARES: the rows' block scales are one row's.
     """
     SPREAD: tl.constexpr = CHUNK // VECTOR
     GROUPS: tl.constexpr = (IN + GROUP - 1) // GROUP
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    n = program * ROWS + tl.arange(0, ROWS)
     # rows beyond the matrix repeat the last one; they are never stored
     weight_row = tl.minimum(n, num_columns - 1)
     k = tl.arange(0, CHUNK)
@@ -92,7 +94,7 @@ def _fp8_few_rows_kernel(
     scales = ()
     if IS_BLOCKED:
         if SHARES:
-            block = tl.zeros([1], tl.int32) + tl.program_id(0) * ROWS // (4 * GROUP)
+            block = tl.zeros([1], tl.int32) + program * ROWS // (4 * GROUP)
         elif HAS_MAP:
             block = tl.load(map_ptr + weight_row)
         else:
@@ -137,10 +139,37 @@ def _fp8_few_rows_kernel(
     tl.store(at, y.to(out_ptr.dtype.element_ty), mask=(n < num_columns)[:, None] & (t < T)[None, :])
 
 
+@triton.jit(do_not_specialize_on_alignment=["out_ptr", "bias_ptr"])
+def _fp8_few_rows_kernel(
+    out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, num_columns,
+    T: tl.constexpr, T_P2: tl.constexpr, IN: tl.constexpr, IS_BLOCKED: tl.constexpr, SHARES: tl.constexpr,
+    HAS_MAP: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    fp8_few_rows_program(
+        tl.program_id(0), out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, num_columns,
+        T, T_P2, IN, IS_BLOCKED, SHARES, HAS_MAP, HAS_BIAS, GROUP, ROWS, CHUNK, CHUNKS, VECTOR, PDL,
+    )  # fmt: skip
+
+
 def fp8_few_rows(
     x: QuantizedRows, weight: Fp8Weight, out: torch.Tensor, tiles: FewRowsTiles, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Write the projection into `out` [T, out] and return it; see this module's docstring."""
+    check_fp8_few_rows(x, weight, out)
+    out_features, in_features = weight.shape
+    on_gpu = out.device.type == "cuda"
+    _fp8_few_rows_kernel[(triton.cdiv(out_features, tiles.rows),)](
+        **fp8_few_rows_arguments(x, weight, out, tiles, bias), ROWS=tiles.rows,
+        CHUNKS=num_fp8_chunks(in_features, tiles), PDL=on_gpu, num_warps=tiles.num_warps,
+        **({} if tiles.max_registers is None else {"maxnreg": tiles.max_registers}),
+        **({"launch_pdl": True} if on_gpu else {}),
+    )  # fmt: skip
+    return out
+
+
+def check_fp8_few_rows(x: QuantizedRows, weight: Fp8Weight, out: torch.Tensor) -> None:
+    """Refuse what the kernel does not read."""
     num_rows, (out_features, in_features) = out.shape[0], weight.shape
     tensors = (x.values, x.scales, weight.values, weight.scales, out)
     if (
@@ -151,18 +180,36 @@ def fp8_few_rows(
         raise ValueError(f"fp8_few_rows: x {tuple(x.values.shape)} and out {tuple(out.shape)}")
     if in_features % VECTOR_BYTES or not all(tensor.is_contiguous() for tensor in tensors):
         raise ValueError(f"fp8_few_rows: contiguous tensors of rows of {VECTOR_BYTES} bytes, please")
+
+
+def num_fp8_chunks(in_features: int, tiles: FewRowsTiles) -> int:
+    """How often a program's warps together reach along a row."""
+    return -(-in_features // (VECTOR_BYTES * LANES * tiles.num_warps))
+
+
+def fp8_few_rows_arguments(
+    x: QuantizedRows, weight: Fp8Weight, out: torch.Tensor, tiles: FewRowsTiles, bias: torch.Tensor | None
+) -> dict[str, Any]:
+    """What `fp8_few_rows_program` reads and writes and is compiled for, but for ROWS and CHUNKS."""
     is_blocked, has_map = weight.kind == "block", weight.block_of_row is not None
     words = VECTOR_BYTES // 4
-    chunk = words * LANES * tiles.num_warps
-    on_gpu = out.device.type == "cuda"
-    _fp8_few_rows_kernel[(triton.cdiv(out_features, tiles.rows),)](
-        out, x.values.view(torch.int32), x.scales, weight.values.view(torch.int32), weight.scales,
-        weight.block_of_row if has_map else x.scales, out if bias is None else bias, out_features,
-        T=num_rows, T_P2=triton.next_power_of_2(num_rows), IN=in_features // 4,
-        IS_BLOCKED=is_blocked, SHARES=is_blocked and not has_map and GROUP % tiles.rows == 0, HAS_MAP=has_map,
-        HAS_BIAS=bias is not None, GROUP=GROUP // 4, ROWS=tiles.rows, CHUNK=chunk,
-        CHUNKS=triton.cdiv(in_features // 4, chunk), VECTOR=words, PDL=on_gpu, num_warps=tiles.num_warps,
-        **({} if tiles.max_registers is None else {"maxnreg": tiles.max_registers}),
-        **({"launch_pdl": True} if on_gpu else {}),
-    )  # fmt: skip
-    return out
+    return {
+        "out_ptr": out,
+        "x_ptr": x.values.view(torch.int32),
+        "x_scale_ptr": x.scales,
+        "weight_ptr": weight.values.view(torch.int32),
+        "scale_ptr": weight.scales,
+        "map_ptr": weight.block_of_row if has_map else x.scales,
+        "bias_ptr": out if bias is None else bias,
+        "num_columns": out.shape[1],
+        "T": out.shape[0],
+        "T_P2": triton.next_power_of_2(out.shape[0]),
+        "IN": weight.shape[1] // 4,
+        "IS_BLOCKED": is_blocked,
+        "SHARES": is_blocked and not has_map and GROUP % tiles.rows == 0,
+        "HAS_MAP": has_map,
+        "HAS_BIAS": bias is not None,
+        "GROUP": GROUP // 4,
+        "CHUNK": words * LANES * tiles.num_warps,
+        "VECTOR": words,
+    }

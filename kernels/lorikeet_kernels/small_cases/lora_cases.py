@@ -6,15 +6,19 @@ from functools import partial
 import torch
 
 from lorikeet_kernels.dense.few_heads_linear import few_heads_linear
+from lorikeet_kernels.dense.fp8_linear import fp8_linear_reference
 from lorikeet_kernels.dense.head_linear import head_linear_reference
 from lorikeet_kernels.dense.linear import linear_reference
+from lorikeet_kernels.dense.quantize_rows import quantize_rows_reference
 from lorikeet_kernels.dense.row_order import RowOrder
 from lorikeet_kernels.lora.few_heads_lora import few_heads_lora
 from lorikeet_kernels.lora.few_rows_lora import few_rows_lora
+from lorikeet_kernels.lora.fp8_few_rows_lora import fp8_few_rows_lora
 from lorikeet_kernels.lora.group_blocks import group_pairs
 from lorikeet_kernels.lora.grouped_expand import grouped_expand
 from lorikeet_kernels.lora.grouped_shrink import grouped_shrink
 from lorikeet_kernels.lora.head_lora import HeadRows, add_head_lora, head_lora_reference
+from lorikeet_kernels.lora.joined_delta import JoinedSites
 from lorikeet_kernels.lora.lora_embedding import embed_rows, lora_embedding_reference
 from lorikeet_kernels.lora.lora_linear import lora_linear_reference
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
@@ -27,7 +31,7 @@ from lorikeet_kernels.lora.pair_lora import MAX_SITES, pair_lora
 from lorikeet_kernels.lora.register_segments import register_segments
 from lorikeet_kernels.lora.segment_lora import segment_lora
 from lorikeet_kernels.small_cases.small_case import SmallCase, SmallProblem, moved, poisoned
-from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables, random_experts
+from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables, random_experts, random_fp8_weight
 from lorikeet_kernels.tiling import ExpandTiles, PairTiles, RegisterTiles, ShrinkTiles
 from lorikeet_kernels.tiling.few_heads_tiles import FewHeadsTiles
 from lorikeet_kernels.tiling.few_rows_tiles import FewRowsTiles
@@ -95,7 +99,7 @@ def _dense(
     return SmallProblem((expected, expected), launch)
 
 
-def _joined(dtype: torch.dtype) -> SmallProblem:
+def _joined(kind: str, dtype: torch.dtype) -> SmallProblem:
     """A projection with q, k and v's adapters in one launch; twice, for both phases."""
     num_tokens, in_features = 5, 304
     tables = _tables(NARROW_RANKS, in_features, dtype)
@@ -107,19 +111,23 @@ def _joined(dtype: torch.dtype) -> SmallProblem:
     added = torch.empty(num_tokens, sum(WIDTHS))
     segments = make_lora_segments(slots, 3)
     lora_linear_reference(added, x, segments, tables, SITES, WIDTHS, accumulate=False)
-    projected = linear_reference(x, weight, bias)
+    packed = random_fp8_weight(1, WIDTHS, in_features, "block", generator).expert(0)
+    quantized = quantize_rows_reference(x, packed.activations)
+    projected = fp8_linear_reference(x, packed, bias) if kind == "fp8" else linear_reference(x, weight, bias)
 
     def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
-        rows, matrix, offset, adapters, of_rows = moved(
+        rows, matrix, offset, of_sites, of_rows = moved(
             (x, weight, bias, tables, segments.token_slot), device
         )
+        values, e4m3 = moved((quantized, packed), device)
         batch = make_lora_segments(of_rows, 3, LoraWorkspace(device))
+        adapters = JoinedSites(batch, of_sites, SITES, WIDTHS, (1, 1, 1), PAIR)
         made = [(poisoned(projected, device), poisoned(added, device)) for _ in range(2)]
         for out, delta in made:
-            few_rows_lora(
-                rows, matrix, offset, out, delta, FewRowsTiles(2, 2), batch, adapters, SITES, WIDTHS,
-                (1, 1, 1), PAIR,
-            )  # fmt: skip
+            if kind == "fp8":
+                fp8_few_rows_lora(values, e4m3, offset, rows, out, delta, FewRowsTiles(2, 2), adapters)
+            else:
+                few_rows_lora(rows, matrix, offset, out, delta, FewRowsTiles(2, 2), adapters)
         return tuple(part for both in made for part in both)
 
     return SmallProblem((projected, added) * 2, launch)
@@ -309,7 +317,8 @@ CASES = (
     SmallCase("group_blocks", _BLOCKS, _group_blocks),
     SmallCase("dense_pair", _PAIR, partial(_dense, "pair", 5, HIDDEN)),
     SmallCase("dense_pair_delta", _PAIR, partial(_dense, "pair", 5, HIDDEN, accumulate=False)),
-    SmallCase("dense_joined", ("lora.few_rows_lora._few_rows_lora_kernel",), _joined),
+    SmallCase("dense_joined", ("lora.few_rows_lora._few_rows_lora_kernel",), partial(_joined, "plain")),
+    SmallCase("fp8_joined", ("lora.fp8_few_rows_lora._fp8_few_rows_lora_kernel",), partial(_joined, "fp8")),
     SmallCase("dense_segment", _SEGMENT, partial(_dense, "segment", 60, HIDDEN)),
     SmallCase("dense_segment_delta", _SEGMENT, partial(_dense, "segment", 60, HIDDEN, accumulate=False)),
     SmallCase("dense_register", _REGISTER, partial(_dense, "register", 60, HIDDEN), needs_gpu=True),

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from lorikeet_kernels.attention.attention_inputs import attention_inputs
+from lorikeet_kernels.dense.fp8_linear import fp8_linear
+from lorikeet_kernels.dense.fp8_weight import WeightScaling
 from lorikeet_kernels.dense.gated_activation import GatedActivation, gated_activation
 from lorikeet_kernels.dense.linear import linear
 from lorikeet_kernels.dense.rms_norm import rms_norm
@@ -17,9 +19,10 @@ from lorikeet_kernels.experts.moe_experts import (
     device_expert_weight,
     moe_experts,
 )
+from lorikeet_kernels.experts.moe_sum import SharedRows
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.experts.routing import RouterLora, route_softmax
-from lorikeet_kernels.lora.few_rows_lora import joined_linear
+from lorikeet_kernels.lora.joined_linear import joined_linear
 from lorikeet_kernels.lora.lora_linear import lora_linear
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
@@ -34,6 +37,7 @@ from lorikeet_kernels.testing import (
     relative_error,
 )
 from lorikeet_kernels.tiling.lora_overlap import BesideRows
+from tests.support.fp8_matrices import fp8_matrices
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -116,9 +120,12 @@ def test_dense_delta_beside_the_base(num_tokens: int, max_rank: int) -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 4])
 @pytest.mark.parametrize("max_rank", [16, 32])
-@pytest.mark.parametrize("sizes", [(2048, (4096, 512, 512)), (4096, (2048,)), (2880, (4096, 512, 512))])
+@pytest.mark.parametrize("kind", [None, "block", "channel"])
+@pytest.mark.parametrize(
+    "sizes", [(2048, (4096, 512, 512)), (4096, (2048,)), (2880, (4096, 512, 512)), (28672, (1024,))]
+)
 def test_dense_delta_in_the_projections_launch(
-    num_tokens: int, max_rank: int, sizes: tuple[int, tuple[int, ...]]
+    num_tokens: int, max_rank: int, kind: WeightScaling | None, sizes: tuple[int, tuple[int, ...]]
 ) -> None:
     """The bits of the projection by itself and of the delta beside it; its reader starts ahead."""
     in_features, widths = sizes
@@ -127,7 +134,11 @@ def test_dense_delta_in_the_projections_launch(
     on_gpu = to_gpu(make_tables([SiteShape(in_features, w) for w in widths], slots_of_ranks, dtype=BF16))
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, in_features, generator=generator).to(BF16).to(GPU)
-    weight = (torch.randn(sum(widths), in_features, generator=generator) * in_features**-0.5).to(BF16).to(GPU)
+    if kind is None:
+        random = torch.randn(sum(widths), in_features, generator=generator) * in_features**-0.5
+        weight, project = random.to(BF16).to(GPU), linear
+    else:
+        weight, project = fp8_matrices((sum(widths), in_features), kind, widths), fp8_linear
     bias = torch.randn(sum(widths), generator=generator).to(BF16).to(GPU)
     scale = torch.rand(sum(widths), generator=generator).to(BF16).to(GPU)
     slots = torch.tensor([0, -1, 1, 2][:num_tokens], dtype=torch.int32)
@@ -136,10 +147,10 @@ def test_dense_delta_in_the_projections_launch(
     def joined() -> torch.Tensor:
         made = joined_linear(x, weight, bias, segments, on_gpu, sites, widths, slices)
         if made is None:
-            pytest.skip("cuBLAS is the faster way to project so many rows")
+            pytest.skip("another kernel is the faster way to project so many rows")
         return rms_norm(made[0], scale, 1e-5, delta=made[1], delta_is_joined=True)
 
-    y, delta = linear(x, weight, bias), torch.full((num_tokens, sum(widths)), float("nan"), device=GPU)
+    y, delta = project(x, weight, bias), torch.full((num_tokens, sum(widths)), float("nan"), device=GPU)
     lora_linear(delta, x, segments, on_gpu, sites, widths, accumulate=False)
     made = joined_linear(x, weight, bias, segments, on_gpu, sites, widths, slices)
     if made is not None:
@@ -233,7 +244,7 @@ def test_routing_with_adapters(num_tokens: int, experts: int) -> None:
 def test_experts_beside(num_tokens: int, row_order: RowOrder, kind: str) -> None:
     """Each part beside its GEMM in a graph, alone and both: the bits of LoRA before the GEMMs.
 
-    Rows without an adapter have those of experts without LoRA.
+    Rows without an adapter have those of experts without LoRA; a shared expert's rows are added as by torch.
     """
     experts, hidden, inner, top_k = 8, 256, 192, 2
     released = []
@@ -275,3 +286,7 @@ def test_experts_beside(num_tokens: int, row_order: RowOrder, kind: str) -> None
         aside = replace(lora, side=SideStream.on(GPU, rows))
         got = replays(lambda aside=aside: moe_experts(x, weights, ids, gate_up, down, ACTIVATION, lora=aside))
         assert torch.equal(got, before), rows
+        made, added = torch.randn_like(x), torch.randn(x.shape, device=GPU)
+        for shared, whole in ((SharedRows(made), made), (SharedRows(made, added), (made + added).to(BF16))):
+            got = moe_experts(x, weights, ids, gate_up, down, ACTIVATION, lora=aside, shared=shared)
+            assert torch.equal(got, before + whole), rows
