@@ -43,12 +43,26 @@ from lorikeet_kernels.lora.side_stream import SideStream
 from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
 from lorikeet_kernels.tiling.lora_overlap import BesideRows
 
-SHAPES = ("gpt-oss-20b", "qwen3-30b-a3b")
-# Of both families' names for sizes, each reads its own.
+SHAPES = (
+    "gpt-oss-20b",
+    "qwen3-30b-a3b",
+    "qwen3-30b-a3b-fp8",
+    "deepseek-v2-lite",
+    "llama-4-scout-fp8",
+    "qwen3-32b",
+    "llama-3.3-70b-fp8",
+)
+# Every site of a layer but the router's; a model has some of them.
+SITES = (
+    *("q", "k", "v", "o", "kv_a", "kv_b", "gate_up", "down"),
+    *("shared_gate_up", "shared_down", "mlp_gate_up", "mlp_down"),
+)
+# Of all families' names for sizes, each reads its own; FP8 blocks are 128 wide.
 TINY: dict[str, object] = {
-    "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "vocab_size": 512,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts": 8,
-    "num_experts_per_tok": 2, "eos_token_id": 500, "bos_token_id": None, "pad_token_id": None,
+    "hidden_size": 128, "intermediate_size": 128, "intermediate_size_mlp": 128, "moe_intermediate_size": 128,
+    "vocab_size": 512, "first_k_dense_replace": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 16, "num_experts": 16,
+    "eos_token_id": 500, "bos_token_id": 501, "pad_token_id": None,
 }  # fmt: skip
 NONE, IN_A_ROW = "none", "in a row"
 PARTS = ("dense", "gate_up", "down", "joined")
@@ -130,9 +144,8 @@ def adapter_tables(
     schema: LoraSchema, rank: int, num_adapters: int, dtype: torch.dtype, device: torch.device
 ) -> LoraTables:
     """Each adapter in a slot of its own, with one A at each site that the loads' adapters have."""
-    shape = AdapterShape(rank)
     sites = [SiteShape(site.in_features, site.out_features, site.num_experts) for site in schema.sites]
-    have = [SlotSite(rank if site.key in shape.sites else 0) for site in schema.sites]
+    have = [SlotSite(rank if site.key in SITES else 0) for site in schema.sites]
     tables = make_tables(sites, [have] * num_adapters, dtype=dtype, device=device)
     tables.arena.mul_(ADAPTER_FACTOR)
     return tables
@@ -184,7 +197,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     device = torch.device("cpu" if arguments.tiny else "cuda")
     changes = {"num_hidden_layers": arguments.layers, **(TINY if arguments.tiny else {})}
     description = describe_model(write_model_shape(scratch, arguments.shape, changes))
-    floors = FloorModel(description.spec, torch.bfloat16, AdapterShape(arguments.rank))
+    floors = FloorModel(description.spec, torch.bfloat16, AdapterShape(arguments.rank, SITES))
     ways, num_adapters = arguments.ways, arguments.adapters
     layers = make_layers(description, arguments.rank, num_adapters, max(arguments.rows), device)
     if device.type == "cuda":

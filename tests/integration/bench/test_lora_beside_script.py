@@ -19,9 +19,9 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
 
 
-@pytest.mark.parametrize("shape", ["gpt-oss-20b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("shape", ["gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v2-lite"])
 def test_all_ways_give_the_same_bits(shape: str, tmp_path: Path) -> None:
-    """MXFP4 experts and 16-bit ones: every way of one row and of several, and rows without adapters."""
+    """Packed and plain experts, shared ones, a dense layer: every way, one row and several, base rows."""
     file = tmp_path / "rows.json"
     small = ("--layers", "2", "--rank", "4", "--adapters", "2", "--rows", "1,5")
     done = run("--tiny", "--shape", shape, *small, "--json", str(file))
