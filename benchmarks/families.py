@@ -1,6 +1,6 @@
 """Runs the end-to-end benches of one model of each family, and makes their rows.
 
-    python -m benchmarks.families [--only MODEL,...] [--seconds S] [--resume] [--tiny] [--list]
+    python -m benchmarks.families [--only MODEL,...] [--seconds S] [--resume] [--profiles] [--tiny] [--list]
 
 One engine a model with room for eight adapters of rank 16 at every site: concurrency 1 and 32, without
 adapters and with all of them. Other settings of the engine (--engine-set) have results, rows and a file of
@@ -10,7 +10,7 @@ fails or takes longer than --model-seconds does not stop the others; the exit co
 Kernels depend on a model's sizes, not on how many layers it has: first all models start at once with two or
 four layers each, which fills Triton's cache on all cores, and then one after the other as they are. Rows are
 written after each, beside those that the file has of others: what does not fit into one session is left to
-the next, by --resume.
+the next, by --resume. With --profiles each model's decode steps are profiled behind its bench.
 """
 
 import argparse
@@ -23,102 +23,54 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.device import check_device
+from benchmarks.family_models import INPUT_TOKENS, MODELS, Model
 from benchmarks.rows_file import Row, figure_alone, merge_rows, read_document, show_rows, write_document
 from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import write_model_shape
 
 RESULTS = Path(__file__).parent / "results"
-INPUT_TOKENS = 512
 RANK, ADAPTERS, CONCURRENCY = 16, 8, (1, 32)
 # The least share of the base's tokens/s that eight adapters must leave, by concurrency, and the hope.
 RATIOS = {1: (0.85, 0.90), 32: (0.78, 0.85)}
-DENSE = ("q", "k", "v", "o", "mlp_gate_up", "mlp_down")
-EXPERTS = ("q", "k", "v", "o", "gate_up", "down")
 # What these lengths can ask for, to be captured in a third of the time; rows fill a step up as by default.
 ENGINE = ("max_context_tokens=1024", "graph_token_counts=[64,128,256,512,640,1152,1664,2048]")
 COMPILE_SECONDS = 90.0  # at most, all models together
-TINY = (
-    "num_hidden_layers=2",
-    "hidden_size=128",
-    "intermediate_size=128",
-    "vocab_size=512",
-    "eos_token_id=500",
-)
-
-
-@dataclass(frozen=True)
-class Model:
-    """A shape, the sites that its adapters are on, and what makes a toy of it (FP8 blocks are 128 wide).
-
-    `expected_s` is what its bench should take on one H200, the start included. `kinds` layers have all that
-    its layers differ in.
-    """
-
-    shape: str
-    expected_s: float
-    sites: tuple[str, ...]
-    tiny: tuple[str, ...] = TINY
-    output_tokens: int = 192
-    kinds: int = 2
-
-    @property
-    def context_tokens(self) -> float:
-        """Of a request while it decodes, on average."""
-        return INPUT_TOKENS + self.output_tokens / 2
-
-
-_TINY_MOE = (*TINY, "moe_intermediate_size=128", "bos_token_id=501")
-# The cheapest and the most telling first.
-MODELS = (
-    Model("qwen3-30b-a3b-fp8", 35, EXPERTS, _TINY_MOE),
-    Model(
-        "deepseek-v2-lite",
-        35,
-        (
-            "q",
-            "kv_a",
-            "kv_b",
-            "o",
-            "gate_up",
-            "down",
-            "shared_gate_up",
-            "shared_down",
-            "mlp_gate_up",
-            "mlp_down",
-        ),
-        (*_TINY_MOE, "first_k_dense_replace=1"),
-    ),
-    Model("llama-3.3-70b-fp8", 55, DENSE, (*TINY, "bos_token_id=501"), output_tokens=96),
-    Model("qwen3-30b-a3b", 45, EXPERTS, _TINY_MOE),
-    Model("qwen3-32b", 50, DENSE, (*TINY, "bos_token_id=501"), output_tokens=96),
-    Model(
-        "llama-4-scout-fp8",
-        50,
-        (*EXPERTS, "shared_gate_up", "shared_down"),
-        (*TINY, "intermediate_size_mlp=128", "attention_chunk_size=32", "bos_token_id=501"),
-        output_tokens=96,
-        kinds=4,
-    ),
-)
+PROFILE_SECONDS = 25.0  # of a model's profiles, the engine's start included
+MOST_KERNELS = 20  # of a profile, the longest
 
 
 def command(model: Model, arguments: argparse.Namespace, work: Path) -> list[str]:
     """The bench of a model, whose result goes to `result_file`."""
-    line = [
-        *(sys.executable, "-m", "lorikeet_admin", "bench", "engine", "--shape", model.shape),
-        *("--adapters", f"0,{ADAPTERS}", "--rank", str(RANK), "--sites", ",".join(model.sites)),
-        *("--concurrency", ",".join(map(str, CONCURRENCY)), "--warm-up", "2", "--probe-steps", "0"),
-        *("--input-tokens", "24" if arguments.tiny else str(INPUT_TOKENS)),
+    return [
+        *_command("engine", model, arguments, result_file(work, model, arguments.engine_set)),
+        *("--warm-up", "2", "--probe-steps", "0"),
         *("--output-tokens", "6" if arguments.tiny else str(model.output_tokens)),
-        *("--device", arguments.device, "--json", str(result_file(work, model, arguments.engine_set))),
+    ]
+
+
+def profile_command(model: Model, arguments: argparse.Namespace, work: Path) -> list[str]:
+    """The profile of the same points' decode steps, which goes to `profile_file`."""
+    return [
+        *_command("profile", model, arguments, profile_file(work, model, arguments.engine_set)),
+        *("--steps", "2" if arguments.tiny else "10"),
+    ]
+
+
+def _command(verb: str, model: Model, arguments: argparse.Namespace, result: Path) -> list[str]:
+    line = [
+        *(sys.executable, "-m", "lorikeet_admin", "bench", verb, "--shape", model.shape),
+        *("--adapters", f"0,{ADAPTERS}", "--rank", str(RANK), "--sites", ",".join(model.sites)),
+        *("--concurrency", ",".join(map(str, CONCURRENCY))),
+        *("--input-tokens", "24" if arguments.tiny else str(INPUT_TOKENS)),
+        *("--device", arguments.device, "--json", str(result)),
     ]
     for item in model.tiny if arguments.tiny else ():
         line += ["--shape-set", item]
@@ -143,6 +95,11 @@ def suffix(settings: Sequence[str]) -> str:
 def result_file(work: Path, model: Model, settings: Sequence[str] = ()) -> Path:
     """Where a model's result with these settings lies."""
     return work / f"families-{model.shape}{suffix(settings)}.json"
+
+
+def profile_file(work: Path, model: Model, settings: Sequence[str] = ()) -> Path:
+    """Where the profiles of its decode steps with these settings lie."""
+    return work / f"families-profile-{model.shape}{suffix(settings)}.json"
 
 
 def make_rows(
@@ -174,6 +131,16 @@ def make_rows(
         yield Row(f"{name}: start-up to READY", server["startup_s"], "s")
         after = server["compilations"]
         yield Row(f"{name}: compilations after READY", after, "count", 0.0, target=0.0)
+
+
+def short_profile(profile: dict[str, Any]) -> dict[str, Any]:
+    """A step's time, its parts beside their floors, and what takes longest; not the gaps of the timeline."""
+    of = profile["profile"]
+    return {
+        **{key: profile[key] for key in ("concurrency", "adapters", "parts")},
+        **{key: of[key] for key in ("steps", "step_us", "busy_us")},
+        "kernels": sorted(of["ops"], key=lambda op: -op["us"])[:MOST_KERNELS],
+    }
 
 
 def model_of(row_name: str) -> str:
@@ -208,6 +175,10 @@ def write_rows(work: Path, output: Path, settings: Sequence[str] = (), *, is_toy
         )
         document["rows"] = merge_rows(document["rows"], made)
         document["machines"][model.shape] = machine
+        profiled = profile_file(work, model, settings)
+        if profiled.exists():
+            profiles = json.loads(profiled.read_bytes())["profiles"]
+            document.setdefault("profiles", {})[model.shape] = [short_profile(each) for each in profiles]
     document["engine_settings"] = sorted(settings)
     write_document(output, document)
 
@@ -252,12 +223,22 @@ def compile_ahead(models: Sequence[Model], arguments: argparse.Namespace, work: 
 
 
 def run(model: Model, arguments: argparse.Namespace, work: Path) -> bool:
-    """Run a model's bench, show what it prints; False if it failed. An old result of it is removed first."""
-    result_file(work, model, arguments.engine_set).unlink(missing_ok=True)
-    line = command(model, arguments, work)
+    """Run a model's bench, show what it prints; False if it failed. Old results of it are removed first.
+
+    A profile that fails leaves the bench's figures what they are.
+    """
+    for file in (result_file, profile_file):
+        file(work, model, arguments.engine_set).unlink(missing_ok=True)
+    is_done = _run(model, command(model, arguments, work), arguments.model_seconds)
+    if is_done and arguments.profiles:
+        _run(model, profile_command(model, arguments, work), arguments.model_seconds)
+    return is_done
+
+
+def _run(model: Model, line: Sequence[str], seconds: float) -> bool:
     print(f"== {model.shape}: {' '.join(line[1:])}", flush=True)
     begun_s = time.monotonic()
-    code = run_within(line, arguments.model_seconds)
+    code = run_within(line, seconds)
     print(f"== {model.shape}: exit code {code} after {time.monotonic() - begun_s:.0f} s", flush=True)
     return code == 0
 
@@ -294,6 +275,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model-seconds", type=float, default=120.0, help="end a model's bench after so long"
     )
     parser.add_argument("--resume", action="store_true", help="only models that the rows' file has none of")
+    parser.add_argument("--profiles", action="store_true", help="of decode steps, behind each model's bench")
     parser.add_argument("--one-by-one", action="store_true", help="each model compiles in its own start")
     parser.add_argument("--work", type=Path, default=Path("var/benchmarks"), help="the models' results")
     parser.add_argument("--output", type=Path, help="the rows; default: benchmarks/results")
@@ -325,8 +307,9 @@ def main(argv: Sequence[str]) -> int:
         compile_ahead(models, arguments, work)
     done, failed = 0, list[str]()
     for model in models:
-        if model.expected_s > begun_s + arguments.seconds - time.monotonic():
-            print(f"== {model.shape}: left out, {model.expected_s:.0f} s are not left", flush=True)
+        expected_s = model.expected_s + (PROFILE_SECONDS if arguments.profiles else 0.0)
+        if expected_s > begun_s + arguments.seconds - time.monotonic():
+            print(f"== {model.shape}: left out, {expected_s:.0f} s are not left", flush=True)
             continue
         if run(model, arguments, work):
             done += 1

@@ -6,6 +6,7 @@
 #   benchmarks/families.sh --seconds 150        what fits; rows are written after each model
 #   benchmarks/families.sh --resume             models that have no rows yet
 #   benchmarks/families.sh --only qwen3-32b     some models
+#   benchmarks/families.sh --profiles           decode steps of each, kernel by kernel, too: half as long again
 #   benchmarks/families.sh --engine-set kv_cache_dtype=fp8 --only qwen3-32b
 #                                               with other settings: rows and a file of their own, families_h200-kv_cache_dtype=fp8.json;
 #                                               DeepSeek-V2-Lite caches latents and refuses this one

@@ -15,19 +15,19 @@ import torch
 from benchmarks import families
 from benchmarks.families import (
     ADAPTERS,
-    MODELS,
     RANK,
-    Model,
     command,
     compile_ahead,
     compile_command,
     main,
     make_rows,
     model_of,
+    profile_file,
     result_file,
     run_within,
     write_rows,
 )
+from benchmarks.family_models import MODELS, Model
 from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import shape_config, shape_names
@@ -126,6 +126,55 @@ def test_other_settings_have_files_and_rows_of_their_own(tmp_path: Path) -> None
     assert len(document["rows"]) == 16
     start = f'{model.shape}, kv_cache_dtype=fp8, note="a/b"'
     assert all(row["name"].startswith(start) for row in document["rows"])
+
+
+def profiled(concurrency: int, adapters: int, num_kernels: int) -> dict[str, Any]:
+    """A profile's result as far as the document keeps it, and what it leaves out."""
+    ops = [{"name": f"kernel {number}", "us": float(number)} for number in range(num_kernels)]
+    timeline = {"steps": 10, "step_us": 500.0, "busy_us": 450.0, "ops": ops, "gaps": [1.0]}
+    parts = [{"part": "experts", "us": 300.0, "floor_us": 200.0}]
+    return {
+        "concurrency": concurrency,
+        "adapters": adapters,
+        "parts": parts,
+        "floor": {},
+        "profile": timeline,
+    }
+
+
+def test_a_models_profiles_stand_beside_its_rows(tmp_path: Path) -> None:
+    """Steps and parts whole, of the kernels the longest; one without a bench's rows has no profile either."""
+    good, other = MODELS[:2]
+    result_file(tmp_path, good).write_text(json.dumps(result(0.9)))
+    for model in (good, other):
+        profiles = {"profiles": [profiled(1, 0, 3), profiled(32, ADAPTERS, 30)]}
+        profile_file(tmp_path, model).write_text(json.dumps(profiles))
+    write_rows(tmp_path, tmp_path / "rows.json")
+    kept = json.loads((tmp_path / "rows.json").read_text())["profiles"]
+    assert list(kept) == [good.shape]
+    few, many = kept[good.shape]
+    assert [kernel["us"] for kernel in few["kernels"]] == [2.0, 1.0, 0.0]
+    assert [kernel["us"] for kernel in many["kernels"]] == [float(us) for us in range(29, 9, -1)]
+    assert many["parts"][0]["floor_us"] == 200.0
+    assert "gaps" not in many
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_profile_follows_its_models_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """If that succeeded; that the profile fails leaves the rows what they are."""
+    verbs: list[str] = []
+
+    def bench(line: list[str], seconds: float) -> int:
+        verbs.append(line[line.index("bench") + 1])
+        return good_bench(line, seconds) if verbs[-1] == "engine" and not code else 1
+
+    monkeypatch.setattr(families, "run_within", bench)
+    output = tmp_path / "rows.json"
+    only = ["--tiny", "--profiles", "--only", MODELS[0].shape]
+    assert main([*only, "--work", str(tmp_path), "--output", str(output)]) == code
+    assert verbs == (["engine"] if code else ["engine", "profile"])
 
 
 def test_a_toys_rows_are_figures_alone(tmp_path: Path) -> None:
