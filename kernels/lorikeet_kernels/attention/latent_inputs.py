@@ -110,8 +110,9 @@ def _latent_inputs_kernel(
             j = tl.arange(0, PLAIN_P2)[None, :]
             is_plain = (head < HEADS)[:, None] & (j < PLAIN)
             plain = tl.load(q_ptr + head_at + j, mask=is_plain, other=0.0)
-            added = tl.load(query_delta_ptr + head_at + j, mask=is_plain, other=0.0)
-            tl.store(q_ptr + head_at + j, (plain.to(tl.float32) + added).to(plain.dtype), mask=is_plain)
+            from_adapter = tl.load(query_delta_ptr + head_at + j, mask=is_plain, other=0.0)
+            plain = (plain.to(tl.float32) + from_adapter).to(plain.dtype)
+            tl.store(q_ptr + head_at + j, plain, mask=is_plain)
         at = q_ptr + head_at + PLAIN
         a, b, first, second, mask = _rotated(
             at, query_delta_ptr + head_at + PLAIN, row, head < HEADS, HALF, HALF_P2, INTERLEAVED,
