@@ -2,8 +2,9 @@
 
     delta[t, columns of site j] = B_j @ (A_j @ x[t]),  NO_DELTA where there is no adapter
 
-These are `pair_lora`'s programs, with its tiles but for the warps, which are the projection's: the delta has
-the same bits. The launch's first ones shrink, the next expand; none of them waits for one that started later.
+These are `pair_lora`'s programs, with its tiles but for the warps, which are the projection's: where these
+`add_alike`, the delta has the same bits. The launch's first ones shrink, the next expand; none of them waits
+for one that started later.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.
@@ -26,6 +27,15 @@ from lorikeet_kernels.tiling import PairTiles
 
 MAX_JOINED_RANK = 32
 """Beyond, an expanding program may have fewer warps than the projection's."""
+LANE_VALUES = 8
+"""Numbers of 16 bits that a lane loads at once, and adds up before it meets other lanes."""
+
+
+def add_alike(tiles: PairTiles, max_rank: int, num_warps: int) -> bool:
+    """Whether so many warps add up `tiles` in the order of `tiles.num_warps`: none shares a row."""
+    rows = min(tiles.rows, 1 << (max_rank - 1).bit_length())
+    loaded = rows * min(tiles.block_k, 32 * LANE_VALUES), tiles.block_n * max(16, max_rank)
+    return max(num_warps, tiles.num_warps) * 32 * LANE_VALUES <= min(loaded)
 
 
 @triton.jit

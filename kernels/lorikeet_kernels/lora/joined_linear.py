@@ -8,7 +8,7 @@ from lorikeet_kernels.dense.quantize_rows import quantize_rows
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.lora.few_rows_lora import few_rows_lora
 from lorikeet_kernels.lora.fp8_few_rows_lora import fp8_few_rows_lora
-from lorikeet_kernels.lora.joined_delta import MAX_JOINED_RANK, JoinedSites
+from lorikeet_kernels.lora.joined_delta import MAX_JOINED_RANK, JoinedSites, add_alike
 from lorikeet_kernels.lora.lora_segments import LoraSegments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.tiling import OpShape, select_pair
@@ -27,11 +27,13 @@ def joined_linear(
     num_slices: tuple[int, ...],
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The projection, with its own bits, and the delta float32, or None where one launch cannot make both."""
-    few = _tiles(x, weight)
-    if few is None or segments.blocks is not None or tables.max_rank > MAX_JOINED_RANK:
+    few, max_rank = _tiles(x, weight), tables.max_rank
+    if few is None or segments.blocks is not None or max_rank > MAX_JOINED_RANK:
         return None
     num_rows, (columns, in_features) = x.shape[0], weight.shape
-    tiles = select_pair(OpShape("linear", in_features, columns, tables.max_rank, num_rows), device_name(x))
+    tiles = select_pair(OpShape("linear", in_features, columns, max_rank, num_rows), device_name(x))
+    if not add_alike(tiles, max_rank, few.num_warps):
+        return None
     adapters = JoinedSites(segments, tables, sites, out_features, num_slices, tiles)
     y = x.new_empty((num_rows, columns))
     delta = torch.empty((num_rows, columns), dtype=torch.float32, device=x.device)

@@ -110,6 +110,19 @@ def _sum_parts(part_ptr, expected, SPLITS: tl.constexpr, H_ROWS: tl.constexpr, R
 
 
 @triton.jit
+def _sum_products(b, h):
+    """B [N, R] times h [R]: two products at a time, of which the first is rounded.
+
+    Left to itself the compiler fuses either of the first two into their sum, now this one and now that, and
+    the bits would depend on what else a program holds. (Products of 16-bit numbers are exact.)
+    """
+    even, odd = tl.split(tl.reshape(b, [b.shape[0], b.shape[1] // 2, 2]))
+    even_h, odd_h = tl.split(tl.reshape(h, [h.shape[0] // 2, 2]))
+    products = tl.fma(odd.to(tl.float32), odd_h[None, :], even.to(tl.float32) * even_h[None, :])
+    return tl.sum(products, axis=1)
+
+
+@triton.jit
 def expand_tile(
     out_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, weight_ptr,
     partial_ptr, seen_ptr, program, site0, site1, site2, num_sites, num_slots,
@@ -161,11 +174,11 @@ def expand_tile(
     part_ptr = partial_ptr + (pair * SPLITS).to(tl.int64) * H_ROWS + index * (CHUNKS * ROWS)
     shift = tl.where(num_a == 2, half * rank, 0)
     h = _sum_parts(part_ptr + shift, expected, SPLITS, H_ROWS, RANK_P2, rank, SPIN_LIMIT)
-    y = tl.sum(b.to(tl.float32) * h[None, :], axis=1)
+    y = _sum_products(b, h)
     if INTERLEAVED:
         if num_a == 2:
             h1 = _sum_parts(part_ptr + rank, expected, SPLITS, H_ROWS, RANK_P2, rank, SPIN_LIMIT)
-            y = tl.where(n % 2 == 1, tl.sum(b.to(tl.float32) * h1[None, :], axis=1), y)
+            y = tl.where(n % 2 == 1, _sum_products(b, h1), y)
     if HAS_WEIGHT:
         y = y * weight
     if ACCUMULATE:
