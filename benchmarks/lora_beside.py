@@ -224,7 +224,7 @@ def named_way(name: str) -> BesideRows:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: a way names some of {', '.join(PARTS)}")
     parts = [*parts, "dense"] if "joined" in parts else parts
     rows = {part: range(1, sys.maxsize if part in parts else 1) for part in PARTS}
-    return BesideRows(**rows, packed_gate_up=rows["gate_up"])
+    return BesideRows(**rows, fp8_gate_up=rows["gate_up"], packed_gate_up=rows["gate_up"])
 
 
 def way_list(text: str) -> Ways:

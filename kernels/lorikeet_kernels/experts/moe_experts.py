@@ -73,8 +73,12 @@ class ExpertsLora:
         side = self.side
         if side is None:
             return None
-        is_packed = isinstance(weight, Mxfp4DeviceWeight)
-        return side if num_tokens in (side.rows.packed_gate_up if is_packed else side.rows.gate_up) else None
+        rows = side.rows.gate_up
+        if isinstance(weight, Mxfp4DeviceWeight):
+            rows = side.rows.packed_gate_up
+        elif isinstance(weight, Fp8Weight):
+            rows = side.rows.fp8_gate_up
+        return side if num_tokens in rows else None
 
     def down_side(self, num_tokens: int) -> SideStream | None:
         """The same of down's."""

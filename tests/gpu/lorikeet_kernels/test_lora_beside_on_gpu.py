@@ -282,7 +282,7 @@ def test_experts_beside(num_tokens: int, row_order: RowOrder, kind: str) -> None
     assert not torch.equal(before[adapted.to(GPU)], base[adapted.to(GPU)])
     every, never = range(1, 257), range(0)
     for of_gate_up, of_down in ((every, never), (never, every), (every, every)):
-        rows = BesideRows(gate_up=of_gate_up, packed_gate_up=of_gate_up, down=of_down)
+        rows = BesideRows(gate_up=of_gate_up, fp8_gate_up=of_gate_up, packed_gate_up=of_gate_up, down=of_down)
         aside = replace(lora, side=SideStream.on(GPU, rows))
         got = replays(lambda aside=aside: moe_experts(x, weights, ids, gate_up, down, ACTIVATION, lora=aside))
         assert torch.equal(got, before), rows
