@@ -17,6 +17,7 @@ from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import GatedActivation
 from lorikeet_kernels.dense.linear import linear
+from lorikeet_kernels.dense.quantize_rows import shares_rows
 from lorikeet_kernels.experts.expert_blocks import cut_kind
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, ExpertsLora, experts_shape, moe_experts
 from lorikeet_kernels.experts.moe_sum import SharedRows
@@ -63,6 +64,8 @@ def warm_up_experts(
             tiles,
             cut_kind(pairs),
             num_tokens == 1,  # whose pairs need no cut
+            shares_rows(num_tokens),
+            shares_rows(pairs),
             _lora_choice(lora, hidden, num_rows, num_experts, pairs, name),
             *(side is not None for side in sides),
         )
@@ -136,7 +139,7 @@ def warm_up_fp8_linear(
         lanes = select_lanes(num_tokens, out_features, in_features)
         is_few = num_tokens <= MAX_OWN_ROWS  # kernels of their own, with the same tiles too
         by_rule = select_dense(num_tokens, out_features, in_features)
-        choice = is_torch or ((num_tokens, lanes) if lanes else (is_few, by_rule))
+        choice = shares_rows(num_tokens), is_torch or ((num_tokens, lanes) if lanes else (is_few, by_rule))
         if choice in seen:
             continue
         seen.add(choice)

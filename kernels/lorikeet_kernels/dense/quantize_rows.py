@@ -33,6 +33,10 @@ ROW_TILE = 4
 """Torch's product reads the scales of a group by 16 bytes."""
 E4M3 = torch.float8_e4m3fn
 _UNITS = 16  # groups of a program: 16 elements a thread
+SLICE = 2048
+"""Columns of a row of one scale that a program quantises at once where several share the row."""
+PROGRAMS = 128
+"""So many share few rows: dividing takes longer than reading a row again, which all of its programs do."""
 
 Scaling = Literal["group", "token", "static"]
 
@@ -65,6 +69,11 @@ class QuantizedRows:
 def num_groups(in_features: int, scaling: ActivationScaling) -> int:
     """Scales of a row."""
     return -(-in_features // GROUP) if scaling.kind == "group" else 1
+
+
+def shares_rows(num_rows: int) -> bool:
+    """Whether programs share rows of one scale, which takes a kernel of its own."""
+    return 2 * num_rows <= PROGRAMS
 
 
 def scales_of(peaks: torch.Tensor) -> torch.Tensor:
@@ -120,6 +129,12 @@ def _wait_for_those_before():
         tl.extra.cuda.gdc_wait()
 
 
+@triton.jit
+def _store_quantized(q_ptr, x, scale, at, inside, LARGEST: tl.constexpr):
+    value = _saturate(tl.div_rn(x, scale + tl.zeros_like(x)), LARGEST)
+    tl.store(q_ptr + at, value.to(q_ptr.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["num_units", "stride"])
 def _quantize_groups_kernel(
     q_ptr, s_ptr, x_ptr, num_units, stride,
@@ -141,8 +156,7 @@ def _quantize_groups_kernel(
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     peak = tl.max(tl.abs(x), axis=1)
     scale = tl.div_rn(tl.where(peak < SMALLEST_PEAK, SMALLEST_PEAK, peak), LARGEST)
-    value = _saturate(tl.div_rn(x, scale[:, None] + tl.zeros_like(x)), LARGEST)
-    tl.store(q_ptr + at, value.to(q_ptr.dtype.element_ty), mask=inside)
+    _store_quantized(q_ptr, x, scale[:, None], at, inside, LARGEST)
     place = unit
     if BY_GROUP:
         place = unit % GROUPS * stride + unit // GROUPS
@@ -155,17 +169,17 @@ def _quantize_groups_kernel(
 def _quantize_rows_kernel(
     q_ptr, s_ptr, x_ptr, given_ptr, bound,
     IN: tl.constexpr, IS_STATIC: tl.constexpr, HAS_BOUND: tl.constexpr, BLOCK: tl.constexpr,
-    LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr, IS_READY: tl.constexpr,
+    SLICE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr,
+    IS_READY: tl.constexpr,
 ):  # fmt: skip
-    """A row of one scale."""
+    """A row of one scale. Where programs share it, each reads it for its peak and quantises some slices."""
     if PDL:
         if not IS_READY:
             tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    at = row * IN + column
-    x = tl.load(x_ptr + at, mask=column < IN, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * IN + column, mask=column < IN, other=0.0).to(tl.float32)
     if IS_STATIC:
         scale = tl.load(given_ptr)
     else:
@@ -173,9 +187,15 @@ def _quantize_rows_kernel(
         if HAS_BOUND:
             peak = tl.where(peak > bound, bound, peak)
         scale = tl.div_rn(tl.where(peak < SMALLEST_PEAK, SMALLEST_PEAK, peak), LARGEST)
-    value = _saturate(tl.div_rn(x, scale + tl.zeros_like(x)), LARGEST)
-    tl.store(q_ptr + at, value.to(q_ptr.dtype.element_ty), mask=column < IN)
-    tl.store(s_ptr + row, scale)
+    if SLICE == BLOCK:
+        _store_quantized(q_ptr, x, scale, row * IN + column, column < IN, LARGEST)
+    else:
+        for begin in tl.range(tl.program_id(1) * SLICE, IN, tl.num_programs(1) * SLICE):
+            part = begin + tl.arange(0, SLICE)
+            again = tl.load(x_ptr + row * IN + part, mask=part < IN, other=0.0).to(tl.float32)
+            _store_quantized(q_ptr, again, scale, row * IN + part, part < IN, LARGEST)
+    if tl.program_id(1) == 0:
+        tl.store(s_ptr + row, scale)
     if PDL and IS_READY:
         _wait_for_those_before()
 
@@ -217,10 +237,11 @@ def launch_quantize(
         )  # fmt: skip
         return QuantizedRows(values, scales.t() if by_group else scales)
     block = triton.next_power_of_2(in_features)
-    _quantize_rows_kernel[(rows,)](
+    part = SLICE if shares_rows(rows) and block > SLICE else block
+    _quantize_rows_kernel[(rows, min(triton.cdiv(in_features, part), max(1, PROGRAMS // rows)))](
         values, scales, x, x if scaling.scale is None else scaling.scale, scaling.bound or 0.0,
         IN=in_features, IS_STATIC=scaling.kind == "static", HAS_BOUND=scaling.bound is not None,
-        BLOCK=block, LARGEST=LARGEST, SMALLEST_PEAK=SMALLEST_PEAK, PDL=pdl, IS_READY=is_ready,
+        BLOCK=block, SLICE=part, LARGEST=LARGEST, SMALLEST_PEAK=SMALLEST_PEAK, PDL=pdl, IS_READY=is_ready,
         num_warps=min(32, max(4, block // 1024)), **dependent,
     )  # fmt: skip
     return QuantizedRows(values, scales)

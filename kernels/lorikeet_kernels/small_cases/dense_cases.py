@@ -59,9 +59,10 @@ def _gated_activation(dtype: torch.dtype) -> SmallProblem:
 
 
 def _quantize_rows(dtype: torch.dtype) -> SmallProblem:
-    """Every scaling, ragged groups, more of them than a program has, a row of zeros: bit for bit."""
+    """Every scaling, ragged groups, more than a program has, shared rows, a row of zeros: bit for bit."""
     generator = torch.Generator().manual_seed(2)
     x = (torch.randn(37, 300, generator=generator) * 9).to(dtype)
+    wide = (torch.randn(3, 4300, generator=generator) * 9).to(dtype)
     x[-1] = 0.0
     scalings = (
         ActivationScaling("group"),
@@ -74,10 +75,12 @@ def _quantize_rows(dtype: torch.dtype) -> SmallProblem:
         rows = moved(x, device)
         results = [launch_quantize(rows, moved(scaling, device)) for scaling in scalings]
         results.append(launch_quantize(rows, scalings[0], by_group=True))
+        results += [launch_quantize(moved(wide, device), moved(scaling, device)) for scaling in scalings[1:]]
         # a group after the other there are more rows than x has
         return tuple(part[: len(x)] for q in results for part in (q.values.view(torch.uint8), q.scales))
 
     made.append(made[0])
+    made += [quantize_rows_reference(wide, scaling) for scaling in scalings[1:]]
     expected = tuple(part for q in made for part in (q.values.view(torch.uint8), q.scales))
     return SmallProblem(expected, launch, tolerance=0.0)
 

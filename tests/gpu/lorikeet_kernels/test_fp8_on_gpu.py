@@ -77,7 +77,7 @@ def products(x: torch.Tensor, weight: Fp8Weight, ids: torch.Tensor) -> torch.Ten
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
-@pytest.mark.parametrize("shape", [(1, 128), (37, 2048), (5, 3, 300), (300, 5120), (2, 28672)])
+@pytest.mark.parametrize("shape", [(1, 128), (37, 2048), (5, 3, 300), (300, 5120), (50, 5120), (2, 28672)])
 def test_quantized_rows_have_the_references_bits(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Every scaling, with rows of zeros and values that saturate, in both orders of scales."""
     x = (torch.randn(shape, device=GPU) * torch.rand(shape, device=GPU).pow(6) * 40).to(dtype)
@@ -346,7 +346,7 @@ def test_nothing_compiles_after_warm_up(kind: WeightScaling, compiled: list[str]
     """Random numbers of tokens through experts, with and without adapters, and a dense projection."""
     experts, hidden, inner, top_k, most = 8, 256, 128, 2, 700
     gate_up, down = layer(experts, hidden, inner, kind)
-    dense = fp8_matrices((384, hidden), kind, (384,))
+    dense = fp8_matrices((384, 4096), kind, (384,))
     sites = [SiteShape(hidden, 2 * inner, experts), SiteShape(inner, hidden, experts)]
     tables = make_tables(sites, [[SlotSite(8, 2), SlotSite(8)]] * 2, dtype=BF16, device="cuda")
     workspace = LoraWorkspace(GPU)
@@ -368,5 +368,5 @@ def test_nothing_compiles_after_warm_up(kind: WeightScaling, compiled: list[str]
         weights = torch.rand(num_tokens, top_k, device=GPU)
         for lora in (None, adapters(num_tokens)):
             moe_experts(x, weights, ids, gate_up, down, ACTIVATION, lora=lora)
-        fp8_linear(x, dense)
+        fp8_linear(torch.randn(num_tokens, 4096, device=GPU).to(BF16), dense)
     assert compiled == []
