@@ -24,13 +24,15 @@ from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_linear import torch_product
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight, WeightScaling, dequantize_fp8
 from lorikeet_kernels.dense.quantize_rows import GROUP, dequantize_rows, quantize_rows
+from lorikeet_kernels.launch.hopper import is_hopper
 from lorikeet_kernels.tiling.dense_tiles import (
+    LINE_BYTES,
     MAX_LANE_ROWS,
-    MIN_STEPS,
-    MULTIPROCESSORS,
     DenseTiles,
+    lines_ahead,
     select_dense,
     select_lanes,
+    uses_torch,
 )
 from lorikeet_kernels.tiling.few_rows_tiles import WARP_BYTES, FewRowsTiles
 
@@ -49,11 +51,8 @@ MIN_TORCH_ROWS = 16
 MATRIX_FIRST = ((64, 128, 8, 4), (64, 128, 4, 4), (64, 256, 4, 4), (128, 128, 4, 8))
 """The matrix's rows of a program, columns of a step, stages, warps."""
 SHARED_BYTES = 220_000
-LINE_BYTES = 128
 ON_WAY_BYTES = 5_000_000
 """Of the matrix, at once, by all programs: some 4.3 TB/s times 1 us."""
-AHEAD_BYTES = 9_000_000
-"""What comes to L2 while the launch before, some 2 us, still runs."""
 BY_TORCH = "torch"
 
 Way = DenseTiles | FewRowsTiles | str
@@ -71,7 +70,7 @@ def candidates(num_rows: int, out_features: int, in_features: int, kind: WeightS
                     yield FewRowsTiles(rows, num_warps)
     if num_rows >= MIN_TORCH_ROWS:
         yield BY_TORCH
-    yield select_dense(num_rows, out_features, in_features)
+    yield select_dense(num_rows, out_features, in_features, kind)
     yield from _matrix_first(num_rows, out_features, in_features, kind)
 
 
@@ -90,11 +89,10 @@ def _matrix_first(
             on_way = programs * block_n * step * (stages - 1)
             is_enough = on_way >= min(ON_WAY_BYTES, 0.4 * size)
             is_split_well = splits == 1 or (
-                on_way <= 3 * ON_WAY_BYTES and in_features >= 128 * MIN_STEPS * splits
+                on_way <= 3 * ON_WAY_BYTES and in_features >= 8 * LINE_BYTES * splits
             )
             if is_enough and is_split_well:
-                together = min(programs, 4 * MULTIPROCESSORS)
-                ahead = 1 << max(1, (AHEAD_BYTES // (LINE_BYTES * block_n * together)).bit_length() - 1)
+                ahead = lines_ahead(programs, block_n)
                 yield DenseTiles(
                     block_m, block_n, step, stages, num_warps, splits, ahead, is_matrix_first=True
                 )
@@ -130,7 +128,9 @@ def tune(
     expected = wide @ dequantize_fp8(weights[0], torch.float32).T
     ways: dict[str, list[Callable[[], None]]] = {}
     remarks: dict[str, str] = {}
-    chosen = select_lanes(num_rows, *weights[0].shape) or select_dense(num_rows, *weights[0].shape)
+    size = out_features, in_features
+    is_torch = uses_torch(num_rows, *size, kind, on_hopper=is_hopper(x))
+    chosen = BY_TORCH if is_torch else select_lanes(num_rows, *size) or select_dense(num_rows, *size, kind)
     for way in dict.fromkeys(candidates(num_rows, out_features, in_features, kind)):
         try:
             off = float((run(way, x, weights[0]).float() - expected).norm() / expected.norm())

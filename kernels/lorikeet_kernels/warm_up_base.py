@@ -138,8 +138,8 @@ def warm_up_fp8_linear(
         )
         lanes = select_lanes(num_tokens, out_features, in_features)
         is_few = num_tokens <= MAX_OWN_ROWS  # kernels of their own, with the same tiles too
-        by_rule = select_dense(num_tokens, out_features, in_features)
-        choice = shares_rows(num_tokens), is_torch or ((num_tokens, lanes) if lanes else (is_few, by_rule))
+        tiles = select_dense(num_tokens, out_features, in_features, weight.kind)
+        choice = shares_rows(num_tokens), is_torch or ((num_tokens, lanes) if lanes else (is_few, tiles))
         if choice in seen:
             continue
         seen.add(choice)

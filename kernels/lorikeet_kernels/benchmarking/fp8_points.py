@@ -91,7 +91,7 @@ def block_product_ways(num_tokens: int, rows: int, columns: int) -> dict[str, Ca
     def by_torch(weight: Fp8Weight) -> torch.Tensor:
         return torch_product(quantize_rows(x, weight.activations, by_group=True), weight, None)
 
-    rule = select_dense(num_tokens, rows, columns)
+    rule = select_dense(num_tokens, rows, columns, "block")
     tried = list(dict.fromkeys((rule, *_DENSE_TILES)))
     compile_ahead(lambda: call_each(partial(own, weights[0], tiles) for tiles in tried), os.cpu_count() or 1)
     ways: dict[str, Calls] = {

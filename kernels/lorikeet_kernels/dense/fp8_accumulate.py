@@ -1,8 +1,8 @@
 """The product of e4m3 rows with an e4m3 matrix, 128 columns at a time, for the FP8 kernels.
 
 Tensor cores add up products of e4m3 in less than float32's precision: each step's sum leaves them and is
-added, times its scales, to a float32 accumulator. Few rows take the 16-bit MMA, to whose operands the
-compiler widens e4m3 exactly; then all sums are float32.
+added, times its scales, to a float32 accumulator. Fewer rows than the warpgroup MMA's 64
+take the 16-bit MMA, to whose operands the compiler widens e4m3 exactly; then all sums are float32.
 """
 
 # A Triton kernel's arguments have no Python types.
@@ -31,15 +31,15 @@ def accumulate(
     x_at, weight_at, x_scale_at, scale_at, odd_scale_at, begin,
     IN: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STEPS: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr,
-    GROUP: tl.constexpr, is_row=None, is_column=None,
+    GROUP: tl.constexpr, is_column=None,
 ):  # fmt: skip
     """Acc [ROWS, BLOCK_N] float32 over STEPS steps from `begin` on.
 
     `x_at` [ROWS, BLOCK_K] and `weight_at` [BLOCK_K, BLOCK_N] point at columns 0 on. With SCALES (0: none),
     `x_scale_at` [ROWS, 1] points at the rows' first scales, and `scale_at` at the weight's: [1, BLOCK_N]
-    BY_ROW, else a scalar, BY_TURNS the even columns' and `odd_scale_at` the odd ones'. Rows that are not
-    `is_row` [ROWS], and columns that are not `is_column` [BLOCK_N], where given, are zeros: nothing is read
-    for them. Where the matrix's rows are the MMA's, x and the weight change places.
+    BY_ROW, else a scalar, BY_TURNS the even columns' and `odd_scale_at` the odd ones'. Columns that are not
+    `is_column` [BLOCK_N], where given, are zeros: nothing is read for them. Where the matrix's rows are the
+    MMA's, x and the weight change places.
     """
     k = tl.arange(0, BLOCK_K)
     acc = tl.zeros([ROWS, BLOCK_N], tl.float32)
@@ -54,10 +54,7 @@ def accumulate(
                 w = tl.load(weight_at + step * BLOCK_K)
             else:
                 w = tl.load(weight_at + step * BLOCK_K, mask=is_column[None, :], other=0.0)
-            if is_row is None:
-                x = tl.load(x_at + step * BLOCK_K)
-            else:
-                x = tl.load(x_at + step * BLOCK_K, mask=is_row[:, None], other=0.0)
+            x = tl.load(x_at + step * BLOCK_K)
         else:
             in_columns = k + step * BLOCK_K < IN
             if is_column is None:
@@ -66,10 +63,7 @@ def accumulate(
                 w = tl.load(
                     weight_at + step * BLOCK_K, mask=in_columns[:, None] & is_column[None, :], other=0.0
                 )
-            if is_row is None:
-                x = tl.load(x_at + step * BLOCK_K, mask=in_columns[None, :], other=0.0)
-            else:
-                x = tl.load(x_at + step * BLOCK_K, mask=is_row[:, None] & in_columns[None, :], other=0.0)
+            x = tl.load(x_at + step * BLOCK_K, mask=in_columns[None, :], other=0.0)
         if SCALES != 0:
             factor = x_scale * weight_scale
             after = tl.minimum((step + 1) * BLOCK_K, IN - 1) // GROUP

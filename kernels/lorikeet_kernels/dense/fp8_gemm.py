@@ -83,13 +83,13 @@ def _dense_fp8_kernel(
         acc = accumulate(
             weight_at[:, None] + k[None, :], x_at[None, :] + k[:, None],
             scale_at[:, None] if SCALES == BY_ROW else scale_at, x_scale_at[None, :], scale_ptr, begin,
-            IN, BLOCK_N, BLOCK_M, BLOCK_K, STEPS, EVEN, STAGES, SCALES, GROUP, None, is_row if FEW else None,
+            IN, BLOCK_N, BLOCK_M, BLOCK_K, STEPS, EVEN, STAGES, SCALES, GROUP, is_row if FEW else None,
         ).T  # fmt: skip
     else:
         acc = accumulate(
             x_at[:, None] + k[None, :], weight_at[None, :] + k[:, None],
             x_scale_at[:, None], scale_at[None, :] if SCALES == BY_ROW else scale_at, scale_ptr, begin,
-            IN, BLOCK_M, BLOCK_N, BLOCK_K, STEPS, EVEN, STAGES, SCALES, GROUP, is_row if FEW else None,
+            IN, BLOCK_M, BLOCK_N, BLOCK_K, STEPS, EVEN, STAGES, SCALES, GROUP,
         )  # fmt: skip
     if SCALES == 0:
         acc *= tl.load(x_scale_at)[:, None] * tl.load(scale_at)[None, :]

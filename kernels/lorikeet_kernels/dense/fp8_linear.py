@@ -6,9 +6,8 @@ Shapes: x [T, in] in 16 or 32 bits, weight [out, in], bias [out], result [T, out
 float32, rounds once. On a GPU the input takes a launch of its own (`quantize_rows`); the product is torch's
 scaled one (cuBLAS) for many rows, `fp8_few_rows` for one (of few columns two), and `fp8_gemm` for those
 between and for sizes that torch does not take. All multiply the same quantised values: they differ in the
-order of sums, and where the tensor cores add up e4m3, from 33 rows on, in those sums' 13 bits or so of
-fraction. With `batch_invariant` tiles depend on nothing but the weight, and a row's bits not on the number
-of rows.
+order of sums, and where the tensor cores add up e4m3 in those sums' 13 bits or so of fraction. With
+`batch_invariant` tiles depend on nothing but the weight, and a row's bits not on the number of rows.
 """
 
 import torch
@@ -62,7 +61,7 @@ def fp8_linear(
     lanes = None if batch_invariant else select_lanes(num_rows, out_features, in_features)
     if lanes is not None:
         return fp8_few_rows(rows, weight, out, lanes, bias)
-    tiles = select_dense(num_rows, out_features, in_features, batch_invariant=batch_invariant)
+    tiles = select_dense(num_rows, out_features, in_features, weight.kind, batch_invariant=batch_invariant)
     return dense_fp8_gemm(rows, weight, out, tiles, bias)
 
 

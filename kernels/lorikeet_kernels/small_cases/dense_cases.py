@@ -95,7 +95,7 @@ def _fp8_linear(dtype: torch.dtype) -> SmallProblem:
     ]
     quantized = [quantize_rows_reference(x, weight.activations) for weight in weights]
     expected = tuple(fp8_linear_reference(x, weight, bias) for weight in weights)
-    ways = (DenseTiles(16, 32, 128, 3, 4), DenseTiles(32, 64, 128, 3, 4, is_matrix_first=True))
+    ways = (DenseTiles(64, 128, 128, 3, 4), DenseTiles(32, 64, 128, 3, 4, is_matrix_first=True))
 
     def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
         return tuple(
@@ -122,7 +122,7 @@ def _split_fp8_linear(dtype: torch.dtype) -> SmallProblem:
 
     def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
         rows, matrix, added = moved((quantized, weight, bias), device)
-        tiles = DenseTiles(16, 32, 64, 3, 4, splits=3)
+        tiles = DenseTiles(16, 64, 64, 3, 4, splits=3, is_matrix_first=True)
         return (dense_fp8_gemm(rows, matrix, poisoned(expected, device), tiles, added),)
 
     return SmallProblem((expected,), launch)

@@ -12,10 +12,9 @@ MAX_LANE_ROWS = 2
 """Up to so many rows lanes multiply by themselves (`fp8_few_rows`): two where columns are few."""
 LANE_LOADS = 8
 """Of 16 bytes, that a lane has on its way at most."""
-PROGRAMS = 4 * MULTIPROCESSORS
-"""So many programs, each with some 30 kB on the way, keep the memory busy: four a multiprocessor."""
-MIN_STEPS = 8
-"""Shorter splits would spend their time on the way of their first bytes."""
+LINE_BYTES = 128
+AHEAD_BYTES = 9_000_000
+"""Of a matrix, that come to L2 while the launch before, some 2 us, still runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +38,44 @@ class DenseTiles:
 
 @cache
 def select_dense(
-    num_rows: int, out_features: int, in_features: int, *, batch_invariant: bool = False
+    num_rows: int, out_features: int, in_features: int, kind: str, *, batch_invariant: bool = False
 ) -> DenseTiles:
     """The tensor cores' tiles. With `batch_invariant` they do not depend on the number of rows.
 
-    For few rows a matrix must be on its way everywhere at once: where its rows do not make enough programs,
-    its columns are split. From 33 rows on six stages take up to 9 % less than four on an H200, below up to
-    4 % more. For many, 64 rows a program are 13 to 17 % faster on an H200 than 128, which leave
-    room for one program a multiprocessor (4,096 rows, block scales).
+    For few rows a matrix must be on its way everywhere at once: a program has 64 kB of it on its way. A
+    multiprocessor takes two such programs, of more than 32 rows one; matrices that need more places then have
+    programs of 128 of their rows and half the steps, and those that leave places free split columns. Steps of
+    256 columns, which blocks of scales do not allow, are up to 4 % faster than of 128 up to 32 rows on an
+    H200, and up to 2 % slower of 64. Of many rows 64 a program are 13 to 17 % faster there than 128, which
+    leave room for one program a multiprocessor (4,096 rows, block scales).
     """
-    steps = -(-in_features // 128)
-    stages = max(2, min(4, steps))
     if batch_invariant:
-        return replace(select_dense(1, out_features, in_features), splits=1)
+        return replace(select_dense(1, out_features, in_features, kind), splits=1)
     if num_rows > MAX_OWN_ROWS:
-        return DenseTiles(64, 128, 128, stages, 4)
+        return DenseTiles(64, 128, 128, max(2, min(4, -(-in_features // 128))), 4)
     block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
-    programs = -(-out_features // 64)
+    is_wide = block_m == 64 and out_features > 64 * MULTIPROCESSORS
+    block_n, num_warps = (128, 8) if is_wide else (64, 4)
+    step = 256 if block_m < 64 and kind == "channel" else 128
+    stages = max(2, min((512 if is_wide else 1024) // step, -(-in_features // step)))
+    programs = -(-out_features // block_n)
+    places = MULTIPROCESSORS if block_m == 64 and not is_wide else 2 * MULTIPROCESSORS
     splits = 1
-    while splits < 8 and 2 * splits * programs <= PROGRAMS * 5 // 4 and steps >= 2 * splits * MIN_STEPS:
+    # parts of few columns pay where most multiprocessors would be idle
+    while (
+        splits < 8
+        and 2 * splits * programs <= places
+        and in_features >= 2 * splits * (1024 if 2 * splits * programs < MULTIPROCESSORS else 4096)
+    ):
         splits *= 2
-    if splits == 1 and programs < MULTIPROCESSORS:
-        return DenseTiles(block_m, 16 if out_features < 32 * MULTIPROCESSORS else 32, 128, stages, 4)
-    if block_m == 64 and steps >= 2 * splits * MIN_STEPS:
-        stages = 6
-    return DenseTiles(block_m, 64, 128, stages, 4, splits)
+    ahead = lines_ahead(splits * programs, block_n)
+    return DenseTiles(block_m, block_n, step, stages, num_warps, splits, ahead, is_matrix_first=True)
+
+
+def lines_ahead(programs: int, block_n: int) -> int:
+    """A power of two: AHEAD_BYTES of all programs that run at once, at most four a multiprocessor."""
+    lines = AHEAD_BYTES // (LINE_BYTES * block_n * min(programs, 4 * MULTIPROCESSORS))
+    return 1 << max(1, min(4, lines.bit_length() - 1))
 
 
 @cache

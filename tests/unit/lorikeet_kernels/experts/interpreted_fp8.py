@@ -144,11 +144,10 @@ def check_dense() -> None:
             stacked = random_fp8_weight(1, heights, columns, kind, GENERATOR).expert(0)
             bias = torch.randn(stacked.shape[0])
             for rows, tiles in (
-                (1, DenseTiles(16, 32, 64, 1, 4)),
-                (19, DenseTiles(16, 64, 128, 1, 4)),
                 (70, DenseTiles(64, 64, 128, 1, 4)),
-                (3, DenseTiles(16, 32, 64, 1, 4, splits=3)),
+                (3, DenseTiles(16, 64, 64, 1, 4, splits=3, is_matrix_first=True)),
                 (5, DenseTiles(8, 64, 128, 1, 4, is_matrix_first=True)),
+                (19, DenseTiles(16, 64, 128, 1, 4, is_matrix_first=True)),
                 (33, DenseTiles(32, 64, 64, 1, 4, splits=2, is_matrix_first=True)),
             ):
                 x = torch.randn(rows, columns)

@@ -13,40 +13,42 @@ from lorikeet_kernels.tiling.dense_tiles import (
 
 # outputs and inputs: Llama-3.3-70B's, Qwen3-30B-A3B's, ragged ones
 SIZES = ((57344, 8192), (10240, 8192), (8192, 28672), (5120, 2048), (2048, 4096), (300, 208), (1, 16))
+SHARED_BYTES = 220_000
 
 
+@pytest.mark.parametrize("kind", ["channel", "block"])
 @pytest.mark.parametrize("size", SIZES)
-def test_tiles_are_what_the_kernels_take(size: tuple[int, int]) -> None:
-    """Powers of two, a step within a block of scales, no split without columns of its own."""
+def test_tiles_are_what_the_kernels_take(size: tuple[int, int], kind: str) -> None:
+    """Powers of two, a step within a block of scales, no split without columns; few rows fit a tile."""
     for num_rows in (1, 2, 16, 17, 32, 33, 64, 65, 700, 20_000):
-        tiles = select_dense(num_rows, *size)
-        assert all(n & (n - 1) == 0 for n in (tiles.block_m, tiles.block_n, tiles.step, tiles.num_warps))
-        assert 128 % tiles.step == 0
+        tiles = select_dense(num_rows, *size, kind)
+        powers = tiles.block_m, tiles.block_n, tiles.step, tiles.num_warps, tiles.ahead
+        assert all(n & (n - 1) == 0 for n in powers)
+        assert kind == "channel" or 128 % tiles.step == 0
         assert tiles.stages >= 2
-        assert tiles.splits == 1 or num_rows <= MAX_OWN_ROWS
+        assert tiles.is_matrix_first == (num_rows <= MAX_OWN_ROWS)
+        assert not tiles.is_matrix_first or (tiles.block_m >= num_rows and tiles.block_n % 64 == 0)
+        assert tiles.splits == 1 or tiles.is_matrix_first
         steps = -(-size[1] // tiles.step)
         assert (tiles.splits - 1) * -(-steps // tiles.splits) < steps
+        assert tiles.stages * tiles.step * (tiles.block_m + tiles.block_n) <= SHARED_BYTES
 
 
-def test_splits_make_enough_programs() -> None:
-    """Of few rows, where the matrix's rows alone do not; many rows are not split."""
-    assert select_dense(16, 57344, 8192).splits == 1
-    assert select_dense(16, 8192, 8192).splits > 1
-    assert select_dense(16, 8192, 28672).splits > 1
-    assert select_dense(65, 8192, 8192).splits == 1
-
-
-def test_more_rows_have_more_steps_on_their_way_where_there_are_many() -> None:
-    """Not of splits too short to have been measured."""
-    assert select_dense(32, 8192, 8192).stages == 4
-    assert select_dense(33, 8192, 8192).stages == 6
-    assert select_dense(64, 5120, 2048).stages == 4
+@pytest.mark.parametrize("num_rows", [16, 64])
+def test_programs_of_few_rows_run_at_once_where_they_can(num_rows: int) -> None:
+    """Columns are split for that, and a matrix whose programs would take two turns has fewer of them."""
+    assert select_dense(num_rows, 57344, 8192, "channel").splits == 1
+    assert select_dense(num_rows, 8192, 28672, "channel").splits == (2 if num_rows == 16 else 1)
+    assert select_dense(num_rows, 2048, 4096, "block").splits == 4
+    tiles = select_dense(num_rows, 10240, 8192, "channel")
+    assert (tiles.block_n, tiles.splits) == ((64, 1) if num_rows == 16 else (128, 2))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_batch_invariant_tiles_ignore_the_rows(size: tuple[int, int]) -> None:
     """One choice, and no parts of all rows in memory."""
-    chosen = {select_dense(rows, *size, batch_invariant=True) for rows in (1, 40, 64, 65, 4096)}
+    rows = (1, 40, 64, 65, 4096)
+    chosen = {select_dense(count, *size, "channel", batch_invariant=True) for count in rows}
     assert len(chosen) == 1
     assert chosen.pop().splits == 1
 
