@@ -48,7 +48,7 @@ TILES = (
 )
 SPECIALIZED = (
     ExpertTiles("specialized", 192, 128, 128, 4, 16),
-    ExpertTiles("specialized", 192, 128, 128, 5, 16),
+    ExpertTiles("specialized", 192, 128, 128, 3, 16),
     ExpertTiles("specialized", 128, 128, 128, 6, 12),
 )
 # experts, hidden, inner, top_k: whole blocks, ragged ones, ragged steps

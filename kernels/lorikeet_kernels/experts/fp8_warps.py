@@ -1,0 +1,290 @@
+"""Device code in Gluon: the warps of `fp8_specialized`, those that load and those that multiply.
+
+What they share, as tuples:
+
+    ring: weights [STAGES, a box of TILE rows, STEP], the barriers of slots that are full and of slots that
+          are empty, the pairs' rows [STAGES * GROUPS, ROWS, STEP], and scales [STAGES, SCALES]: the pairs',
+          then the weight's
+    stay: where rows stay, there are two items' [2 * steps * GROUPS, ROWS, STEP], and this is the barriers of
+          those that are full and of those that are empty
+    work: the order of the pairs, and the items: blocks, and their number in ranges of tiles
+    finish: where the results go, bias, routed weights, delta, then the activation's numbers
+    turns: a barrier a multiplying warpgroup. Its MMAs start in its turn, which it hands on at once: started
+           together, the MMAs of all would also end together, and the tensor cores idle while all add up.
+"""
+
+# A Gluon kernel's arguments have no Python types.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+# Gluon's tuples grow by +.
+# ruff: noqa: RUF005
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+STEP = gl.constexpr(128)
+"""Columns of a step, which share a scale."""
+TILE = gl.constexpr(128)
+"""The matrix's rows of a tile; with an activation 64 of gate's and the same of up's."""
+ROWS = gl.constexpr(64)
+"""Pairs of a warpgroup."""
+SCALES = gl.constexpr(256)
+"""Places for a step's scales."""
+
+
+@gluon.jit
+def _item(items, number, RANGES: gl.constexpr, TILES: gl.constexpr):
+    """The pairs' first place and number, their expert, and the tiles from one to before another.
+
+    Of each program's items the `number`-th, programs in turn forwards and backwards: an expert's last block
+    has fewer pairs, and where every expert has two, a program would else have all the short ones or none.
+    """
+    blocks_ptr, num_items = items
+    PER_ITEM: gl.constexpr = (TILES + RANGES - 1) // RANGES
+    programs = gl.num_programs(0)
+    program = gl.program_id(0)
+    item = number * programs + gl.where(number % 2 == 0, program, programs - 1 - program)
+    is_any = item < num_items
+    item = gl.where(is_any, item, 0)
+    entry = blocks_ptr + item // RANGES * 4
+    count = gl.where(is_any, gl.load(entry + 1), 0)
+    begin = item % RANGES * PER_ITEM
+    return gl.load(entry), count, gl.load(entry + 2), begin, gl.minimum(begin + PER_ITEM, TILES)
+
+
+@gluon.jit
+def _copy_rows(x_ring, first, x_at, count, m, offset):
+    """Start the copies of a step of the pairs' rows, 64 of them into each of the slots from `first` on."""
+    for part in gl.static_range(len(x_at)):
+        if count > part * ROWS:
+            # rows beyond the pairs are zeros and move nothing
+            is_row = (part * ROWS + m < count)[:, None]
+            to = x_ring.index(first + part)
+            async_copy.async_copy_global_to_shared(to, x_at[part] + offset, mask=is_row)
+
+
+@gluon.jit
+def load(
+    ring, stay, work, weight_desc, x_ptr, x_scale_ptr, scale_ptr,
+    IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr, RANGES: gl.constexpr,
+    GROUPS: gl.constexpr, STAYS: gl.constexpr,
+):  # fmt: skip
+    """The loading warps: every step of every item into the ring."""
+    weight_ring, full, empty, x_ring, scale_ring = ring
+    order_ptr, items = work
+    STAGES: gl.constexpr = full.shape[0]
+    STEPS: gl.constexpr = IN // STEP
+    HALVES: gl.constexpr = 2 if ACTIVATE else 1
+    COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+    k = gl.arange(0, STEP, layout=gl.SliceLayout(0, COPY))[None, :]
+    s = gl.arange(0, SCALES, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    half = s - GROUPS * ROWS  # of the weight's scales: gate's or the only one, up's
+    turn = 0
+    for number in range(gl.cdiv(items[1], gl.num_programs(0))):
+        first, count, expert, begin, end = _item(items, number, RANGES, OUT // TILE)
+        if count > 0:
+            x_at = ()
+            for part in gl.static_range(GROUPS):
+                place = part * ROWS + m
+                pair = gl.load(order_ptr + first + gl.where(place < count, place, 0))
+                x_at = x_at + (x_ptr + ((pair // X_DIV).to(gl.int64) * IN)[:, None] + k,)
+            pair = gl.load(order_ptr + first + gl.where(s < count, s, 0))
+            x_scale_at = x_scale_ptr + (pair // X_DIV).to(gl.int64) * STEPS
+            is_scale = (s < count) | ((half >= 0) & (half < HALVES))
+            if STAYS:
+                # no item without pairs is before one with pairs
+                kept = number % 2
+                mbarrier.wait(stay[1].index(kept), number // 2 % 2 ^ 1)
+                for step in range(STEPS):
+                    _copy_rows(x_ring, (kept * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
+                async_copy.mbarrier_arrive(stay[0].index(kept), increment_count=False)
+            for tile in range(begin, end):
+                scale_row = expert.to(gl.int64) * (OUT // TILE) + tile // HALVES + half * (OUT // 2 // TILE)
+                scale_at = gl.where(half < 0, x_scale_at, scale_ptr + scale_row * STEPS)
+                for step in range(STEPS):
+                    slot = turn % STAGES
+                    mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
+                    landed = full.index(slot)
+                    mbarrier.expect(landed, TILE * STEP)
+                    if ACTIVATE:
+                        at = [2 * expert, tile * (TILE // 2), step * STEP]
+                    else:
+                        at = [expert, tile * TILE, step * STEP]
+                    tma.async_copy_global_to_shared(weight_desc, at, landed, weight_ring.index(slot))
+                    async_copy.async_copy_global_to_shared(
+                        scale_ring.index(slot), scale_at + step, mask=is_scale
+                    )
+                    if not STAYS:
+                        _copy_rows(x_ring, slot * GROUPS, x_at, count, m, step * STEP)
+                    async_copy.mbarrier_arrive(landed, increment_count=False)
+                    turn += 1
+
+
+@gluon.jit
+def _round(value, dtype: gl.constexpr):
+    """Float32 of what `value` rounds to in `dtype`.
+
+    Bfloat16 by pairs: conversions one by one share a unit with exponentials, 4 a clock and scheduler.
+    """
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $3, $2; shl.b32 $0, pair, 16; "
+            "and.b32 $1, pair, 0xffff0000; }",
+            "=r,=r,r,r", [value], dtype=gl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    return value.to(dtype).to(gl.float32)
+
+
+@gluon.jit
+def _store(
+    acc, finish, held, count, expert, tile, OUT: gl.constexpr, ACTIVATE: gl.constexpr,
+    HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
+    ACC: gl.constexpr, WIDE: gl.constexpr,
+):  # fmt: skip
+    """What follows the product of a tile, for `count` pairs.
+
+    `held` are the pairs of the accumulator's rows, those of the rows that are stored, and routed weights.
+    """
+    out_ptr, bias_ptr, _, delta_ptr, alpha, limit, up_offset = finish
+    pair, stored, routed = held
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
+    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, ACC))
+    HALVES: gl.constexpr = 2 if ACTIVATE else 1
+    WIDTH: gl.constexpr = TILE // HALVES
+    row = tile * WIDTH + column % WIDTH + column // WIDTH * (OUT // 2)
+    if HAS_BIAS:
+        acc += gl.load(bias_ptr + expert.to(gl.int64) * OUT + row).to(gl.float32)[None, :]
+    if ACTIVATE:
+        value = _round(acc, dtype)
+        if HAS_DELTA:
+            at = delta_ptr + (pair.to(gl.int64) * OUT)[:, None] + row[None, :]
+            delta = gl.load(at, mask=(r < count)[:, None], other=0.0)
+            value = _round(value + delta.to(gl.float32), dtype)
+        gate, up = gl.split(value.reshape([ROWS, 2, WIDTH]).permute([0, 2, 1]))
+        if HAS_LIMIT:  # comparisons keep a NaN, minimum and maximum may not
+            gate = gl.where(gate > limit, limit, gate)
+            up = gl.where(up > limit, limit, gl.where(up < -limit, -limit, up))
+        y = (gate / (1.0 + gl.exp(-alpha * gate)) * (up + up_offset)).to(dtype)
+    else:
+        if HAS_ROUTED:
+            acc *= routed[:, None]
+        y = acc.to(dtype)
+    y = gl.convert_layout(y, WIDE)
+    w = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
+    to = tile * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, WIDE))
+    at = out_ptr + (stored.to(gl.int64) * (OUT // HALVES))[:, None] + to[None, :]
+    gl.store(at, y, mask=(w < count)[:, None])
+
+
+@gluon.jit
+def _sum_tile(
+    part: gl.constexpr, ring, turns, after_part, item_slot, turn, taken,
+    STEPS: gl.constexpr, ACTIVATE: gl.constexpr, GROUPS: gl.constexpr, STAYS: gl.constexpr, ACC: gl.constexpr,
+):  # fmt: skip
+    """A tile's products, each step's times its scales.
+
+    The turn after this warpgroup's is that of `after_part`. Returns how many steps and turns there have been,
+    too.
+    """
+    weight_ring, full, empty, x_ring, scale_ring = ring
+    STAGES: gl.constexpr = full.shape[0]
+    ROW: gl.constexpr = gl.SliceLayout(1, ACC)
+    is_gate = (gl.arange(0, TILE, layout=gl.SliceLayout(0, ACC)) < TILE // 2)[None, :]
+    acc = gl.zeros([ROWS, TILE], gl.float32, layout=ACC)
+    for step in range(STEPS):
+        slot = turn % STAGES
+        mbarrier.wait(full.index(slot), turn // STAGES % 2)
+        x_slot = item_slot + step
+        if not STAYS:
+            x_slot = slot
+            fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
+        # the first warpgroup's first turn comes of itself
+        mbarrier.wait(turns.index(part), (taken % 2) ^ (1 if part == 0 else 0))
+        weights = weight_ring.index(slot).reshape([TILE, STEP]).permute((1, 0))
+        started = warpgroup_mma(
+            x_ring.index(x_slot * GROUPS + part), weights,
+            gl.zeros([ROWS, TILE], gl.float32, layout=ACC), use_acc=False, is_async=True,
+        )  # fmt: skip
+        mbarrier.arrive(turns.index(after_part), count=1)
+        scales = scale_ring.index(slot)
+        x_scale = scales.slice(part * ROWS, ROWS).load(ROW)[:, None]
+        factor = x_scale * scales.slice(GROUPS * ROWS, 1).load(ROW)[:, None]
+        if ACTIVATE:
+            up_scale = scales.slice(GROUPS * ROWS + 1, 1).load(ROW)[:, None]
+            factor = gl.where(is_gate, factor, x_scale * up_scale)
+        done = warpgroup_mma_wait(0, (started,))
+        mbarrier.arrive(empty.index(slot), count=1)
+        acc += done * factor
+        turn += 1
+        taken += 1
+    return acc, turn, taken
+
+
+@gluon.jit
+def multiply(
+    part: gl.constexpr, shared,
+    IN: gl.constexpr, OUT: gl.constexpr, ACTIVATE: gl.constexpr, HAS_LIMIT: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr, RANGES: gl.constexpr,
+    GROUPS: gl.constexpr, STAYS: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup that multiplies: its ROWS of each item's pairs."""
+    ring, stay, turns, work, finish = shared
+    full, empty = ring[1], ring[2]
+    order_ptr, items = work
+    STAGES: gl.constexpr = full.shape[0]
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 32]
+    )
+    # rows are stored by neighbouring lanes, 16 bytes each
+    WIDTH: gl.constexpr = TILE // 2 if ACTIVATE else TILE
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
+    STEPS: gl.constexpr = IN // STEP
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
+    w = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
+    turn = 0
+    taken = 0
+    for number in range(gl.cdiv(items[1], gl.num_programs(0))):
+        first, count, expert, begin, end = _item(items, number, RANGES, OUT // TILE)
+        first += part * ROWS
+        own = count - part * ROWS
+        if own > 0:
+            # loaded once an item: a tile's end would wait for each of these loads, one after the other
+            pair = gl.load(order_ptr + first + gl.where(r < own, r, 0))
+            stored = gl.load(order_ptr + first + gl.where(w < own, w, 0))
+            routed = pair
+            if HAS_ROUTED:
+                routed = gl.load(finish[2] + pair)
+            if STAYS:
+                mbarrier.wait(stay[0].index(number % 2), number // 2 % 2)
+                fence_async_shared()
+            # turns go round the warpgroups that have pairs
+            after_part = gl.where(own > ROWS, part + 1, 0) if part + 1 < GROUPS else 0
+            for tile in range(begin, end):
+                acc, turn, taken = _sum_tile(
+                    part, ring, turns, after_part, number % 2 * STEPS, turn, taken, STEPS,
+                    ACTIVATE, GROUPS, STAYS, ACC,
+                )  # fmt: skip
+                _store(
+                    acc, finish, (pair, stored, routed), own, expert, tile, OUT, ACTIVATE, HAS_LIMIT,
+                    HAS_BIAS, HAS_ROUTED, HAS_DELTA, ACC, WIDE,
+                )  # fmt: skip
+        elif count > 0:
+            # the others' steps pass by: a slot is empty when every warpgroup has said so
+            for _ in range((end - begin) * STEPS):
+                slot = turn % STAGES
+                mbarrier.wait(full.index(slot), turn // STAGES % 2)
+                mbarrier.arrive(empty.index(slot), count=1)
+                turn += 1
+        if STAYS and count > 0:
+            mbarrier.arrive(stay[1].index(number % 2), count=1)
