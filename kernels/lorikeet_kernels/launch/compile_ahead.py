@@ -36,6 +36,7 @@ def compile_ahead(ask: Callable[[], None], num_threads: int) -> int:
                 ask()
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
+                mode.raw_futures.clear()  # the mode's end would wait for the cancelled ones, without an end
                 raise
 
     modes: list[AsyncCompileMode] = []

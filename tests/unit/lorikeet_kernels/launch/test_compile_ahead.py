@@ -81,11 +81,11 @@ def test_the_first_refused_kernel_is_what_fails() -> None:
 
 
 def test_what_asks_may_fail_itself() -> None:
-    """Its own error comes out, and launches are launches again."""
+    """Its own error comes out, though kernels wait for a thread, and launches are launches again."""
     kernel = make_kernel()
 
     def ask() -> None:
-        launch(kernel, 1)
+        launch(kernel, 1, 3, 4)
         raise ValueError("of my own")
 
     launches = triton.runtime.jit.KernelInterface.__getitem__
