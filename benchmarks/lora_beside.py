@@ -65,7 +65,7 @@ TINY: dict[str, object] = {
     "eos_token_id": 500, "bos_token_id": 501, "pad_token_id": None,
 }  # fmt: skip
 NONE, IN_A_ROW = "none", "in a row"
-PARTS = ("dense", "gate_up", "down", "joined")
+PARTS = ("dense", "gate_up", "down", "joined", "joined_down")
 WAYS = "down,dense,gate_up,dense and down,all,joined and down,joined and gate_up and down"
 CONTEXT, BLOCK_TOKENS = 128, 16
 # Deltas of about the size of what the base adds: experts are chosen as evenly with adapters as without.
@@ -223,6 +223,7 @@ def named_way(name: str) -> BesideRows:
     if unknown := sorted({*parts} - {*PARTS}):
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: a way names some of {', '.join(PARTS)}")
     parts = [*parts, "dense"] if "joined" in parts else parts
+    parts = [*parts, "down"] if "joined_down" in parts else parts
     rows = {part: range(1, sys.maxsize if part in parts else 1) for part in PARTS}
     return BesideRows(**rows, fp8_gate_up=rows["gate_up"], packed_gate_up=rows["gate_up"])
 

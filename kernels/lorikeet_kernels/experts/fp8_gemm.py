@@ -60,7 +60,7 @@ def _block_scales(
 @triton.jit
 def _compute(
     out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr,
-    first, count, expert, num_pairs, alpha, limit, up_offset,
+    tile, split, first, count, expert, num_pairs, alpha, limit, up_offset,
     IN: tl.constexpr, OUT: tl.constexpr, X_DIV: tl.constexpr, PAIRING: tl.constexpr, ACTIVATE: tl.constexpr,
     HAS_LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTED: tl.constexpr, HAS_DELTA: tl.constexpr,
     SCALES: tl.constexpr, SCALE_ROWS: tl.constexpr, HAS_MAP: tl.constexpr, GROUP: tl.constexpr,
@@ -70,12 +70,11 @@ def _compute(
     """Up to PAIRS pairs times the program's columns."""
     GROUPS: tl.constexpr = (IN + GROUP - 1) // GROUP
     STEPS: tl.constexpr = (IN + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K)
-    split = tl.program_id(2)
     m = tl.arange(0, PAIRS)
     is_row = m < count
     # places beyond the block's pairs repeat its first; their rows are never stored
     pair = tl.load(order_ptr + first + tl.where(is_row, m, 0))
-    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = column < OUT
     row = _matrix_row(column, OUT, PAIRING)
     # rows beyond the matrix repeat its first; their columns are never stored
@@ -93,7 +92,7 @@ def _compute(
         if SCALES == BY_ROW:
             scale_row = weight_row[None, :]
         else:
-            scale_row = tl.program_id(0) * (BLOCK_N if SCALES == BY_TILE else BLOCK_N // 2)
+            scale_row = tile * (BLOCK_N if SCALES == BY_TILE else BLOCK_N // 2)
         scale_at = _block_scales(scale_ptr, map_ptr, expert, scale_row, IN, SCALE_ROWS, HAS_MAP, GROUP)
         if SCALES == BY_TURNS:
             odd_row = scale_row + OUT // 2
@@ -119,7 +118,7 @@ def _compute(
             gate = tl.where(gate > limit, limit, gate)
             up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
         y = gate / (1.0 + tl.exp(-alpha * gate)) * (up + up_offset)
-        to = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        to = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         at = out_ptr + pair.to(tl.int64)[:, None] * (OUT // 2) + to[None, :]
         tl.store(at, y.to(dtype), mask=is_row[:, None] & (to < OUT // 2)[None, :])
     else:
@@ -127,6 +126,41 @@ def _compute(
             acc *= tl.load(routed_ptr + pair)[:, None]
         at = out_ptr + (split * num_pairs + pair).to(tl.int64)[:, None] * OUT + row[None, :]
         tl.store(at, acc.to(dtype), mask=is_row[:, None] & inside[None, :])
+
+
+@triton.jit
+def fp8_gemm_program(
+    tile, block, split, out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, routed_ptr,
+    delta_ptr, order_ptr, blocks_ptr, num_pairs, alpha, limit, up_offset,
+    IN: tl.constexpr, OUT: tl.constexpr, X_DIV: tl.constexpr, PAIRING: tl.constexpr, ACTIVATE: tl.constexpr,
+    HAS_LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTED: tl.constexpr, HAS_DELTA: tl.constexpr,
+    SCALES: tl.constexpr, SCALE_ROWS: tl.constexpr, HAS_MAP: tl.constexpr, GROUP: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, HALVES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """What one program does: a tile of the matrix's rows, a block of pairs, a split of the columns."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    first = tl.load(blocks_ptr + block * 4)
+    count = tl.load(blocks_ptr + block * 4 + 1)
+    expert = tl.load(blocks_ptr + block * 4 + 2).to(tl.int64)
+    if count == 0:
+        return
+    if HALVES and count <= BLOCK_M // 2:  # an expert's last block: half the work where half suffices
+        _compute(
+            out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, routed_ptr, delta_ptr,
+            order_ptr, tile, split, first, count, expert, num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV,
+            PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, SCALES, SCALE_ROWS, HAS_MAP,
+            GROUP, SPLITS, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES,
+        )  # fmt: skip
+    else:
+        _compute(
+            out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, routed_ptr, delta_ptr,
+            order_ptr, tile, split, first, count, expert, num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV,
+            PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, SCALES, SCALE_ROWS, HAS_MAP,
+            GROUP, SPLITS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["num_pairs"])
@@ -139,29 +173,12 @@ def _fp8_gemm_kernel(
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr, HALVES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    block = tl.program_id(1)
-    first = tl.load(blocks_ptr + block * 4)
-    count = tl.load(blocks_ptr + block * 4 + 1)
-    expert = tl.load(blocks_ptr + block * 4 + 2).to(tl.int64)
-    if count == 0:
-        return
-    if HALVES and count <= BLOCK_M // 2:  # an expert's last block: half the work where half suffices
-        _compute(
-            out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, routed_ptr, delta_ptr,
-            order_ptr, first, count, expert, num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING,
-            ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, SCALES, SCALE_ROWS, HAS_MAP, GROUP,
-            SPLITS, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES,
-        )  # fmt: skip
-    else:
-        _compute(
-            out_ptr, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, map_ptr, bias_ptr, routed_ptr, delta_ptr,
-            order_ptr, first, count, expert, num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING,
-            ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, SCALES, SCALE_ROWS, HAS_MAP, GROUP,
-            SPLITS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
-        )  # fmt: skip
+    fp8_gemm_program(
+        tl.program_id(0), tl.program_id(1), tl.program_id(2), out_ptr, x_ptr, x_scale_ptr, weight_ptr,
+        scale_ptr, map_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, blocks_ptr, num_pairs, alpha, limit,
+        up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, SCALES,
+        SCALE_ROWS, HAS_MAP, GROUP, SPLITS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, HALVES, PDL,
+    )  # fmt: skip
 
 
 def fp8_gemm(
@@ -178,7 +195,7 @@ def fp8_gemm(
     delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write every pair's result into `out` and return it; see this module's docstring."""
-    _check(x, weight, blocks, out, tiles, activation, row_order)
+    check_fp8_gemm(x, weight, blocks, out, tiles, activation, row_order)
     if blocks.capacity == 0:
         return out
     constants = activation or GatedActivation()
@@ -204,7 +221,7 @@ def fp8_gemm(
         IN=weight.shape[2], OUT=out_features, X_DIV=blocks.top_k if values.dim() == 2 else 1,
         PAIRING=pairing, ACTIVATE=activation is not None,
         HAS_LIMIT=limit is not None, HAS_BIAS=bias is not None, HAS_ROUTED=topk_weights is not None,
-        HAS_DELTA=delta is not None, SCALES=_scales(weight, tiles.block_n, is_paired=pairing == 2),
+        HAS_DELTA=delta is not None, SCALES=scale_kind(weight, tiles.block_n, is_paired=pairing == 2),
         SCALE_ROWS=weight.scales.shape[1] if is_blocked else 0, HAS_MAP=weight.block_of_row is not None,
         GROUP=GROUP, SPLITS=tiles.splits, BLOCK_M=max(16, tiles.block_rows), BLOCK_N=tiles.block_n,
         BLOCK_K=tiles.step, STAGES=tiles.stages, HALVES=tiles.block_rows >= 128, PDL=on_gpu,
@@ -213,7 +230,7 @@ def fp8_gemm(
     return out
 
 
-def _scales(weight: Fp8Weight, block_n: int, *, is_paired: bool) -> int:
+def scale_kind(weight: Fp8Weight, block_n: int, *, is_paired: bool) -> int:
     """How many block scales a program's rows have, which then need no loads of their own: see BY_ROW."""
     if weight.kind == "channel":
         return 0
@@ -223,7 +240,7 @@ def _scales(weight: Fp8Weight, block_n: int, *, is_paired: bool) -> int:
     return BY_TURNS.value if is_paired else BY_TILE.value
 
 
-def _check(
+def check_fp8_gemm(
     x: QuantizedRows,
     weight: Fp8Weight,
     blocks: ExpertBlocks,
@@ -232,6 +249,7 @@ def _check(
     activation: GatedActivation | None,
     row_order: RowOrder | None,
 ) -> None:
+    """Raise ValueError where these do not fit together."""
     if row_order is not None:
         check_row_order(row_order)
     if blocks.is_lone:

@@ -28,6 +28,7 @@ from lorikeet_kernels.dense.row_order import RowOrder
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, expert_blocks, lone_blocks
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
+from lorikeet_kernels.experts.joined_down import joined_down
 from lorikeet_kernels.experts.moe_sum import SharedRows, moe_sum_parts, sum_pairs
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight, dequantize_mxfp4
 from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight, lay_out_mxfp4
@@ -83,6 +84,11 @@ class ExpertsLora:
     def down_side(self, num_tokens: int) -> SideStream | None:
         """The same of down's."""
         return self.side if self.side is not None and num_tokens in self.side.rows.down else None
+
+    @property
+    def joined_down_rows(self) -> range:
+        """Numbers of tokens for which down makes its delta in its own launch, where it can."""
+        return range(0) if self.side is None else self.side.rows.joined_down
 
     def without_adapters(self, num_tokens: int) -> "ExpertsLora":
         """The same sites for a batch whose rows are all the base model's, for warming up."""
@@ -141,17 +147,21 @@ def moe_experts(
     is_split = tiles.down.splits > 1
     shape_of_parts = (tiles.down.splits, *topk_ids.shape, hidden) if is_split else (*topk_ids.shape, hidden)
     parts = x.new_empty(shape_of_parts, dtype=torch.float32 if is_split else x.dtype)
-    side = None if lora is None else lora.down_side(x.shape[0])
     project = partial(
         _project, act, down, blocks, parts, tiles.down, topk_weights=None if is_split else topk_weights,
         # what is launched before, gate_up, its activation or LoRA, began when the blocks were made
         weights_first=True,
     )  # fmt: skip
-    delta = None
+    side = delta = None
+    if lora is not None and x.shape[0] in lora.joined_down_rows:
+        delta = joined_down(
+            act, down.weight, down.bias, blocks, parts, topk_ids, topk_weights, tiles.down, lora.segments,
+            lora.tables, lora.down_site,
+        )  # fmt: skip
     if lora is None:
         project()
-    else:
-        delta = x.new_empty((*topk_ids.shape, hidden))
+    elif delta is None:
+        side, delta = lora.down_side(x.shape[0]), x.new_empty((*topk_ids.shape, hidden))
         branch = partial(
             moe_lora_down,
             delta, act, topk_ids, topk_weights, None, lora.segments, lora.tables, lora.down_site,

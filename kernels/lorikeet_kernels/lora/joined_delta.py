@@ -1,6 +1,7 @@
 """The delta's programs of a launch that also makes the projection it belongs to; see `few_rows_lora`.
 
     delta[t, columns of site j] = B_j @ (A_j @ x[t]),  NO_DELTA where there is no adapter
+    delta[p] = topk_weights[p] B[expert] @ (A[expert] @ x[p]),   p a (token, expert) pair: `expert_gemm_lora`
 
 These are `pair_lora`'s programs, with its tiles but for the warps, which are the projection's: where these
 `add_alike`, the delta has the same bits. The launch's first ones shrink, the next expand; none of them waits
@@ -46,31 +47,38 @@ def delta_program(
     TILES: tl.constexpr, NUM_LAUNCH_SITES: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, RANK_P2: tl.constexpr,
     SLOT_SCAN: tl.constexpr, SPIN_LIMIT: tl.constexpr, PDL: tl.constexpr,
+    topk_ids_ptr=None, topk_weights_ptr=None, TOP_K: tl.constexpr = 1, HAS_EXPERTS: tl.constexpr = False,
 ):  # fmt: skip
-    """What program number `program` does; the first PARTS shrink."""
+    """What program number `program` does; the first PARTS shrink.
+
+    Experts' ids are read ahead of the launch before, as its weights are.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if program < PARTS:
         shrink_part(
-            x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, token_slot_ptr, partial_ptr,
+            x_ptr, arena_ptr, a_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr, partial_ptr,
             program, site0, site1, site2, num_sites, num_slots,
-            K=K, TOP_K=1, X_DIV=1, HAS_EXPERTS=False, NUM_LAUNCH_SITES=NUM_LAUNCH_SITES, ROWS=ROWS,
+            K=K, TOP_K=TOP_K, X_DIV=1, HAS_EXPERTS=HAS_EXPERTS, NUM_LAUNCH_SITES=NUM_LAUNCH_SITES, ROWS=ROWS,
             CHUNKS=CHUNKS, SPLITS=SPLITS, BLOCK_K=BLOCK_K, SLOT_SCAN=SLOT_SCAN, PDL=PDL,
         )  # fmt: skip
     else:
         expand_tile(
-            delta_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, token_slot_ptr,
-            delta_ptr, partial_ptr, seen_ptr, program - PARTS, site0, site1, site2, num_sites, num_slots,
-            N=N, TOP_K=1, HAS_EXPERTS=False, HAS_WEIGHT=False, INTERLEAVED=False, ACCUMULATE=False,
-            LANES=LANES, NUM_LANES=NUM_LANES, TILES=TILES, NUM_LAUNCH_SITES=NUM_LAUNCH_SITES, ROWS=ROWS,
-            CHUNKS=CHUNKS, SPLITS=SPLITS, BLOCK_N=BLOCK_N, RANK_P2=RANK_P2, SLOT_SCAN=SLOT_SCAN,
-            SPIN_LIMIT=SPIN_LIMIT, PDL=PDL,
+            delta_ptr, arena_ptr, b_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr, topk_ids_ptr,
+            topk_weights_ptr, partial_ptr, seen_ptr, program - PARTS, site0, site1, site2, num_sites,
+            num_slots, N=N, TOP_K=TOP_K, HAS_EXPERTS=HAS_EXPERTS, HAS_WEIGHT=HAS_EXPERTS, INTERLEAVED=False,
+            ACCUMULATE=False, LANES=LANES, NUM_LANES=NUM_LANES, TILES=TILES,
+            NUM_LAUNCH_SITES=NUM_LAUNCH_SITES, ROWS=ROWS, CHUNKS=CHUNKS, SPLITS=SPLITS, BLOCK_N=BLOCK_N,
+            RANK_P2=RANK_P2, SLOT_SCAN=SLOT_SCAN, SPIN_LIMIT=SPIN_LIMIT, PDL=PDL,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedSites:
-    """The adapters of a batch at a projection's sites, as `lora_linear` takes them, and its tiles."""
+    """The adapters of a batch at a projection's sites, as `lora_linear` takes them, and its tiles.
+
+    At experts a row is a pair, and `top_k` is how many a token has.
+    """
 
     segments: LoraSegments
     tables: LoraTables
@@ -78,19 +86,24 @@ class JoinedSites:
     out_features: tuple[int, ...]
     num_slices: tuple[int, ...]
     tiles: PairTiles
+    top_k: int = 1
 
 
 def delta_arguments(
-    x: torch.Tensor, delta: torch.Tensor, adapters: JoinedSites, num_warps: int
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    adapters: JoinedSites,
+    num_warps: int,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[int, dict[str, Any]]:
     """How many programs come first in a launch of so many warps each, and `delta_program`'s arguments."""
     segments, tables, sites = adapters.segments, adapters.tables, adapters.sites
     (num_rows, in_features), columns = x.shape, sum(adapters.out_features)
     if tables.max_rank > MAX_JOINED_RANK or not x.is_contiguous() or x.dtype != tables.arena.dtype:
         raise ValueError(f"joined delta: rank {tables.max_rank}, x {x.dtype}, strides {x.stride()}")
-    if delta.shape != (num_rows, columns) or delta.dtype != torch.float32 or not delta.is_contiguous():
+    if delta.shape != (num_rows, columns) or delta.dtype != dtype or not delta.is_contiguous():
         raise ValueError(f"joined delta: {delta.dtype} {tuple(delta.shape)} for {num_rows} x {columns}")
-    if segments.token_slot.shape[0] != num_rows:
+    if segments.token_slot.shape[0] * adapters.top_k != num_rows:
         raise ValueError(f"joined delta: segments are of another batch than x {tuple(x.shape)}")
     plan = plan_pairs(
         in_features, columns, tables, sites, site_lanes(adapters.out_features, adapters.num_slices),

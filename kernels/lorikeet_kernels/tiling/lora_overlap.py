@@ -10,7 +10,8 @@ class BesideRows:
     """For each part of LoRA the numbers of rows of a batch for which it runs beside; an empty range: never.
 
     For `joined` rows a dense projection makes its delta in its own launch, where it has one that can
-    (`lora.joined_linear`), instead of beside it.
+    (`lora.joined_linear`), instead of beside it. For `joined_down` rows experts' down does, of 16 bits and in
+    FP8 (`experts.joined_down`): predicted, not measured, and therefore never by default.
 
     Beside its GEMM gate_up's delta can no longer be added by the epilogue: the GEMM then stores its rows and
     the activation is a launch of its own. Few rows repay that where the GEMM would otherwise wait for LoRA's
@@ -47,6 +48,7 @@ class BesideRows:
     packed_gate_up: range = range(16, 65)
     down: range = range(1, 65)
     joined: range = range(1, 5)
+    joined_down: range = range(0)
 
 
 FASTER_BESIDE: dict[str, BesideRows] = {"NVIDIA H200": BesideRows()}

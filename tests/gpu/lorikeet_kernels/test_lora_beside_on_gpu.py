@@ -238,11 +238,11 @@ def test_routing_with_adapters(num_tokens: int, experts: int) -> None:
     assert torch.equal(got[1][same], base[1][same])
 
 
-@pytest.mark.parametrize("kind", ["mxfp4", "bf16"])
+@pytest.mark.parametrize("kind", ["mxfp4", "bf16", "fp8"])
 @pytest.mark.parametrize("row_order", ["interleaved", "concatenated"])
-@pytest.mark.parametrize("num_tokens", [1, 4, 8, 32, 64])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 8, 32, 64])
 def test_experts_beside(num_tokens: int, row_order: RowOrder, kind: str) -> None:
-    """Each part beside its GEMM in a graph, alone and both: the bits of LoRA before the GEMMs.
+    """Each part beside its GEMM in a graph, alone and both, or down's in it: the bits of LoRA before GEMMs.
 
     Rows without an adapter have those of experts without LoRA; a shared expert's rows are added as by torch.
     """
@@ -255,6 +255,13 @@ def test_experts_beside(num_tokens: int, row_order: RowOrder, kind: str) -> None
         released.append(Mxfp4Weight(blocks, scales))
     if kind == "mxfp4":
         read = [device_expert_weight(w, BF16, o) for w, o in zip(released, (row_order, None), strict=True)]
+    elif kind == "fp8":
+        is_interleaved, heights = row_order == "interleaved", (inner, inner)
+        shape = (experts, 2 * inner, hidden)
+        read = [
+            fp8_matrices(shape, "block", heights, is_interleaved=is_interleaved),
+            fp8_matrices((experts, hidden, inner), "block", (hidden,)),
+        ]
     else:
         sizes = ((experts, 2 * inner, hidden), (experts, hidden, inner))
         read = [(torch.randn(size, device=GPU) / 16).to(BF16) for size in sizes]
@@ -281,8 +288,9 @@ def test_experts_beside(num_tokens: int, row_order: RowOrder, kind: str) -> None
     assert torch.equal(before[~adapted.to(GPU)], base[~adapted.to(GPU)])
     assert not torch.equal(before[adapted.to(GPU)], base[adapted.to(GPU)])
     every, never = range(1, 257), range(0)
-    for of_gate_up, of_down in ((every, never), (never, every), (every, every)):
-        rows = BesideRows(gate_up=of_gate_up, fp8_gate_up=of_gate_up, packed_gate_up=of_gate_up, down=of_down)
+    ways = ((every, never, never), (never, every, never), (every, every, never), (every, every, every))
+    for of_gate_up, of_down, of_both in ways:
+        rows = BesideRows(never, of_gate_up, of_gate_up, of_gate_up, of_down, never, of_both)
         aside = replace(lora, side=SideStream.on(GPU, rows))
         got = replays(lambda aside=aside: moe_experts(x, weights, ids, gate_up, down, ACTIVATION, lora=aside))
         assert torch.equal(got, before), rows

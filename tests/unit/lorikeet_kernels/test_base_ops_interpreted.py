@@ -17,6 +17,7 @@ CASES = (
     "pending_tokens",
     "expert_blocks",
     "expert_gemm",
+    "expert_gemm_lora",
     "moe_sum",
 )
 
