@@ -64,8 +64,8 @@ def warm_up_experts(
             tiles,
             cut_kind(pairs),
             num_tokens == 1,  # whose pairs need no cut
-            shares_rows(num_tokens),
-            shares_rows(pairs),
+            shares_rows(num_tokens, hidden),
+            shares_rows(pairs, num_rows // 2),
             _lora_choice(lora, hidden, num_rows, num_experts, pairs, name),
             *(side is not None for side in sides),
         )
@@ -139,7 +139,8 @@ def warm_up_fp8_linear(
         lanes = select_lanes(num_tokens, out_features, in_features)
         is_few = num_tokens <= MAX_OWN_ROWS  # kernels of their own, with the same tiles too
         tiles = select_dense(num_tokens, out_features, in_features, weight.kind)
-        choice = shares_rows(num_tokens), is_torch or ((num_tokens, lanes) if lanes else (is_few, tiles))
+        own = (num_tokens, lanes) if lanes else (is_few, tiles)
+        choice = shares_rows(num_tokens, in_features), is_torch or own
         if choice in seen:
             continue
         seen.add(choice)

@@ -1,8 +1,8 @@
-"""The product of e4m3 rows with an e4m3 matrix, 128 columns at a time, for the FP8 kernels.
+"""The product of e4m3 rows with an e4m3 matrix, a step of columns at a time, for the FP8 kernels.
 
 Tensor cores add up products of e4m3 in less than float32's precision: each step's sum leaves them and is
-added, times its scales, to a float32 accumulator. Fewer rows than the warpgroup MMA's 64
-take the 16-bit MMA, to whose operands the compiler widens e4m3 exactly; then all sums are float32.
+added, times its scales, to a float32 accumulator. Fewer than 64 rows of the left operand, which the warpgroup
+MMA needs, take the 16-bit MMA, to whose operands the compiler widens e4m3 exactly; then all sums are float32.
 """
 
 # A Triton kernel's arguments have no Python types.

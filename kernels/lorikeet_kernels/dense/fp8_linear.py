@@ -6,7 +6,7 @@ Shapes: x [T, in] in 16 or 32 bits, weight [out, in], bias [out], result [T, out
 float32, rounds once. On a GPU the input takes a launch of its own (`quantize_rows`); the product is torch's
 scaled one (cuBLAS) for many rows, `fp8_few_rows` for one (of few columns two), and `fp8_gemm` for those
 between and for sizes that torch does not take. All multiply the same quantised values: they differ in the
-order of sums, and where the tensor cores add up e4m3 in those sums' 13 bits or so of fraction. With
+order of sums, and where the tensor cores add up e4m3 in those sums' 13 bits of fraction. With
 `batch_invariant` tiles depend on nothing but the weight, and a row's bits not on the number of rows.
 """
 

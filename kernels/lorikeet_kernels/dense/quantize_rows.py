@@ -34,9 +34,11 @@ ROW_TILE = 4
 E4M3 = torch.float8_e4m3fn
 _UNITS = 16  # groups of a program: 16 elements a thread
 SLICE = 2048
-"""Columns of a row of one scale that a program quantises at once where several share the row."""
+"""Columns of a row of one scale that a program quantises at once where rows go by slices."""
 PROGRAMS = 128
 """So many share few rows: dividing takes longer than reading a row again, which all of its programs do."""
+WIDE = 16384
+"""More columns go by slices whatever the number of rows: a row at once leaves no room for another."""
 
 Scaling = Literal["group", "token", "static"]
 
@@ -71,9 +73,9 @@ def num_groups(in_features: int, scaling: ActivationScaling) -> int:
     return -(-in_features // GROUP) if scaling.kind == "group" else 1
 
 
-def shares_rows(num_rows: int) -> bool:
-    """Whether programs share rows of one scale, which takes a kernel of its own."""
-    return 2 * num_rows <= PROGRAMS
+def shares_rows(num_rows: int, in_features: int) -> bool:
+    """Whether rows of one scale go by slices, by a kernel of its own; one row's time is hidden anyway."""
+    return num_rows > 1 and (2 * num_rows <= PROGRAMS or in_features > WIDE)
 
 
 def scales_of(peaks: torch.Tensor) -> torch.Tensor:
@@ -172,7 +174,7 @@ def _quantize_rows_kernel(
     SLICE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_PEAK: tl.constexpr, PDL: tl.constexpr,
     IS_READY: tl.constexpr,
 ):  # fmt: skip
-    """A row of one scale. Where programs share it, each reads it for its peak and quantises some slices."""
+    """A row of one scale. By slices each of its programs reads it whole for its peak and quantises some."""
     if PDL:
         if not IS_READY:
             tl.extra.cuda.gdc_wait()
@@ -237,7 +239,7 @@ def launch_quantize(
         )  # fmt: skip
         return QuantizedRows(values, scales.t() if by_group else scales)
     block = triton.next_power_of_2(in_features)
-    part = SLICE if shares_rows(rows) and block > SLICE else block
+    part = SLICE if shares_rows(rows, in_features) and block > SLICE else block
     _quantize_rows_kernel[(rows, min(triton.cdiv(in_features, part), max(1, PROGRAMS // rows)))](
         values, scales, x, x if scaling.scale is None else scaling.scale, scaling.bound or 0.0,
         IN=in_features, IS_STATIC=scaling.kind == "static", HAS_BOUND=scaling.bound is not None,

@@ -15,7 +15,7 @@ from tests.support.fp8_matrices import GROUPS, fp8_matrices
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
-# A rounding to bf16, and products of e4m3 that tensor cores add up with 13 bits or so, up to 256 at a time.
+# A rounding to bf16, and products of e4m3 that tensor cores add up with 13 bits of fraction, 256 at once.
 TOLERANCE = 5e-3
 KINDS: tuple[WeightScaling, ...] = ("block", "channel")
 

@@ -34,7 +34,7 @@ from tests.support.fp8_matrices import GROUPS, TOKEN, fp8_matrices
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
-# A rounding to bf16, and products of e4m3 that tensor cores add up with 13 bits or so, 128 at a time.
+# A rounding to bf16, and products of e4m3 that tensor cores add up with 13 bits of fraction, 128 at a time.
 TOLERANCE = 5e-3
 ACTIVATION = GatedActivation(1.702, 7.0, 1.0)
 KINDS: tuple[WeightScaling, ...] = ("block", "channel")
@@ -77,7 +77,10 @@ def products(x: torch.Tensor, weight: Fp8Weight, ids: torch.Tensor) -> torch.Ten
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
-@pytest.mark.parametrize("shape", [(1, 128), (37, 2048), (5, 3, 300), (300, 5120), (50, 5120), (2, 28672)])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 128), (37, 2048), (5, 3, 300), (300, 5120), (50, 5120), (1, 28672), (2, 28672), (200, 28672)],
+)
 def test_quantized_rows_have_the_references_bits(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Every scaling, with rows of zeros and values that saturate, in both orders of scales."""
     x = (torch.randn(shape, device=GPU) * torch.rand(shape, device=GPU).pow(6) * 40).to(dtype)

@@ -7,10 +7,13 @@ from lorikeet_kernels.dense.fp8_linear import fp8_linear
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight, dequantize_fp8, quantize_channels, row_blocks
 from lorikeet_kernels.dense.quantize_rows import (
     E4M3,
+    PROGRAMS,
+    WIDE,
     ActivationScaling,
     QuantizedRows,
     dequantize_rows,
     quantize_rows,
+    shares_rows,
 )
 from lorikeet_kernels.testing import TOLERANCE, relative_error
 
@@ -69,6 +72,13 @@ def test_a_bound_limits_the_scale() -> None:
     got = quantize_rows(x, ActivationScaling("token", bound=1200.0))
     assert got.scales.item() == pytest.approx(1200 / 448)
     assert dequantize_rows(got)[0, 2:].tolist() == pytest.approx([1200.0, -1200.0])
+
+
+def test_rows_go_by_slices_where_few_or_wide() -> None:
+    """One row stays whole: what multiplies it fetches its matrix meanwhile."""
+    few = PROGRAMS // 2
+    assert [shares_rows(rows, WIDE) for rows in (1, 2, few, few + 1)] == [False, True, True, False]
+    assert [shares_rows(rows, WIDE + 1) for rows in (1, 2, few + 1)] == [False, True, True]
 
 
 def test_rows_that_are_no_numbers_stay_so() -> None:

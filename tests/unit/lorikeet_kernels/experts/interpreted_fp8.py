@@ -61,8 +61,8 @@ def representable(rows: int, columns: int, group: int) -> torch.Tensor:
 
 
 def check_quantize_rows() -> None:
-    """Every scaling, ragged groups, a bound that cuts, more rows than a program has, rows that some share."""
-    for rows, columns in ((1, 128), (37, 200), (5, 513), (2, 4300), (50, 4300)):
+    """Every scaling, ragged groups, a bound that cuts, more rows than a program has, whole and by slices."""
+    for rows, columns in ((1, 128), (37, 200), (5, 513), (1, 4300), (2, 4300), (50, 4300)):
         for dtype in (torch.float32, torch.float16):
             cases = (
                 (representable(rows, columns, 128), GROUPS),
