@@ -78,14 +78,11 @@ def expert_blocks_reference(topk_ids: torch.Tensor, num_experts: int, block_rows
 
 
 @triton.jit
-def _count(
-    ids_ptr, begin, num_pairs,
-    EXPERTS: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    """How many of the pairs [begin, begin + PART) each expert has; UNROLL steps' ids come at once."""
+def _count(ids_ptr, begin, num_pairs, EXPERTS: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr):
+    """How many of the pairs [begin, begin + PART) each expert has."""
     expert = tl.arange(0, EXPERTS)
     seen = tl.zeros([STEP, EXPERTS], tl.int32)
-    for start in tl.range(0, PART, STEP, loop_unroll_factor=UNROLL):
+    for start in tl.static_range(0, PART, STEP):
         i = begin + start + tl.arange(0, STEP)
         ids = tl.load(ids_ptr + i, mask=i < num_pairs, other=-1)
         seen += (ids[:, None] == expert[None, :]).to(tl.int32)
@@ -97,16 +94,12 @@ def _count_experts_kernel(
     ids_ptr, counts_ptr, num_pairs,
     EXPERTS: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """counts[part, expert].
-
-    A thread holds all the ids of a step: with those of a whole part, a multiprocessor has no registers left
-    for what may run beside this launch.
-    """
+    """counts[part, expert]."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     part = tl.program_id(0)
-    count = _count(ids_ptr, part * PART, num_pairs, EXPERTS, PART, STEP, 2)
+    count = _count(ids_ptr, part * PART, num_pairs, EXPERTS, PART, STEP)
     tl.store(counts_ptr + part * EXPERTS + tl.arange(0, EXPERTS), count)
 
 
@@ -132,7 +125,7 @@ def _place_kernel(
     i = part * PART + tl.arange(0, PART)
     ids = tl.load(ids_ptr + i, mask=i < num_pairs, other=0)
     if SINGLE:
-        count = _count(ids_ptr, 0, num_pairs, EXPERTS, PART, STEP, PART // STEP)
+        count = _count(ids_ptr, 0, num_pairs, EXPERTS, PART, STEP)
         before = tl.zeros([EXPERTS], tl.int32)
     else:
         everywhere = tl.zeros([STEP, EXPERTS], tl.int32)
