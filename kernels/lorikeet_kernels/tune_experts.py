@@ -67,7 +67,7 @@ def candidates(pairs_per_expert: float, columns: int) -> list[ExpertTiles]:
         ):  # fmt: skip
             tried.append(ExpertTiles("prefill", rows, block_n, GROUP, min(stages, steps), warps))
     if pairs_per_expert > _FEW:
-        own = ((192, 5), (192, 6), (128, 8)) if columns <= STAYING_COLUMNS else ((192, 3), (192, 4), (128, 6))
+        own = ((192, 5), (192, 6), (128, 8)) if columns <= STAYING_COLUMNS else ((192, 4), (192, 5), (128, 6))
         for rows, stages in own:
             tried.append(ExpertTiles("specialized", rows, GROUP, GROUP, stages, rows // 16 + 4))
     return list(dict.fromkeys(tried))

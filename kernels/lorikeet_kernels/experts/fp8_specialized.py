@@ -4,12 +4,11 @@
 
 A program stays on its multiprocessor and takes one item after the other: up to `block_rows` pairs of one
 expert and several tiles of 128 of the matrix's rows. One warpgroup fills a ring with steps of 128 columns,
-weights by the copy engine, the pairs' rows and all scales by asynchronous copies, and runs ahead into the
+weights by the copy engine, the pairs' rows and down's scales by asynchronous copies, and runs ahead into the
 next tile and item. Rows of few columns come once an item and stay for all its tiles, and the ring holds the
-rest. The other warpgroups have 64 of the pairs each and start their MMAs in turn: a step's leave a sum, which
-is multiplied by its scales and added to the accumulator while the tensor cores work for another warpgroup. So
-an expert's weights come once for all its pairs, and neither an item's beginning nor its end leaves the memory
-idle.
+rest. The other warpgroups have 64 of the pairs each: a step's MMAs leave a sum, which is multiplied by its
+scales and added to the accumulator while the tensor cores work for another warpgroup. So an expert's weights
+come once for all its pairs, and neither an item's beginning nor its end leaves the memory idle.
 
 Whole blocks of 128 x 128 only, and with an activation gate's rows above up's.
 """
@@ -60,7 +59,6 @@ def _fp8_specialized_kernel(
     X_STEPS: gl.constexpr = 2 * (IN // STEP) if STAYS else STAGES
     x_ring = gl.allocate_shared_memory(E4M3, [X_STEPS * GROUPS, ROWS, STEP], RING)
     weight_ring = gl.allocate_shared_memory(E4M3, [STAGES] + weight_desc.block_shape, weight_desc.layout)
-    scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, SCALES], LINE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     stay = ()
@@ -75,33 +73,33 @@ def _fp8_specialized_kernel(
             mbarrier.init(x_full.index(half), count=128)
             mbarrier.init(x_empty.index(half), count=GROUPS)
         stay = (x_full, x_empty)
-    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    for part in gl.static_range(GROUPS):
-        mbarrier.init(turns.index(part), count=1)
     fence_async_shared()  # the copy engine's proxy must see the barriers before its first bytes arrive
-    ring = (weight_ring, full, empty, x_ring, scale_ring)
+    ring = (weight_ring, full, empty, x_ring)
+    if not ACTIVATE:
+        ring = ring + (gl.allocate_shared_memory(gl.float32, [STAGES, SCALES], LINE),)
     work = (order_ptr, (blocks_ptr, num_items))
+    scales = (x_scale_ptr, scale_ptr)
     finish = (out_ptr, bias_ptr, routed_ptr, delta_ptr, alpha, limit, up_offset)
-    shared = (ring, stay, turns, work, finish)
+    shared = (ring, stay, work, scales, finish)
     # Registers of a multiprocessor: 512 threads have 128 each, 384 have 168; the loading warps keep 56 or 72.
     if GROUPS == 3:
         gl.warp_specialize(
             [
                 (load, (
-                    ring, stay, work, weight_desc, x_ptr, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE,
+                    ring, stay, work, scales, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES, GROUPS,
+                    STAYS,
+                )),
+                (multiply, (
+                    0, shared, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA,
                     RANGES, GROUPS, STAYS,
                 )),
                 (multiply, (
-                    0, shared, IN, OUT, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
-                    GROUPS, STAYS,
+                    1, shared, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA,
+                    RANGES, GROUPS, STAYS,
                 )),
                 (multiply, (
-                    1, shared, IN, OUT, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
-                    GROUPS, STAYS,
-                )),
-                (multiply, (
-                    2, shared, IN, OUT, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
-                    GROUPS, STAYS,
+                    2, shared, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA,
+                    RANGES, GROUPS, STAYS,
                 )),
             ],
             [4, 4, 4], [152, 152, 152],
@@ -111,16 +109,16 @@ def _fp8_specialized_kernel(
         gl.warp_specialize(
             [
                 (load, (
-                    ring, stay, work, weight_desc, x_ptr, x_scale_ptr, scale_ptr, IN, OUT, X_DIV, ACTIVATE,
+                    ring, stay, work, scales, weight_desc, x_ptr, IN, OUT, X_DIV, ACTIVATE, RANGES, GROUPS,
+                    STAYS,
+                )),
+                (multiply, (
+                    0, shared, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA,
                     RANGES, GROUPS, STAYS,
                 )),
                 (multiply, (
-                    0, shared, IN, OUT, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
-                    GROUPS, STAYS,
-                )),
-                (multiply, (
-                    1, shared, IN, OUT, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, RANGES,
-                    GROUPS, STAYS,
+                    1, shared, IN, OUT, X_DIV, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA,
+                    RANGES, GROUPS, STAYS,
                 )),
             ],
             [4, 4], [216, 216],

@@ -3,20 +3,21 @@
 What they share, as tuples:
 
     ring: weights [STAGES, a box of TILE rows, STEP], the barriers of slots that are full and of slots that
-          are empty, the pairs' rows [STAGES * GROUPS, ROWS, STEP], and scales [STAGES, SCALES]: the pairs',
-          then the weight's
+          are empty, the pairs' rows [STAGES * GROUPS, ROWS, STEP], and without an activation scales
+          [STAGES, SCALES], the pairs', then the weight's: beside gate's and up's they would cost a stage
     stay: where rows stay, there are two items' [2 * steps * GROUPS, ROWS, STEP], and this is the barriers of
           those that are full and of those that are empty
     work: the order of the pairs, and the items: blocks, and their number in ranges of tiles
+    scales: all of the pairs', all of the weight's
     finish: where the results go, bias, routed weights, delta, then the activation's numbers
-    turns: a barrier a multiplying warpgroup. Its MMAs start in its turn, which it hands on at once: started
-           together, the MMAs of all would also end together, and the tensor cores idle while all add up.
 """
 
 # A Gluon kernel's arguments have no Python types.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+# Branches over constants are one.
+# pyright: reportPossiblyUnboundVariable=false
 # Gluon's tuples grow by +.
 # ruff: noqa: RUF005
 
@@ -74,21 +75,19 @@ def _copy_rows(x_ring, first, x_at, count, m, offset):
 
 @gluon.jit
 def load(
-    ring, stay, work, weight_desc, x_ptr, x_scale_ptr, scale_ptr,
+    ring, stay, work, scales, weight_desc, x_ptr,
     IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr, RANGES: gl.constexpr,
     GROUPS: gl.constexpr, STAYS: gl.constexpr,
 ):  # fmt: skip
     """The loading warps: every step of every item into the ring."""
-    weight_ring, full, empty, x_ring, scale_ring = ring
+    weight_ring, full, empty, x_ring = ring[:4]
     order_ptr, items = work
     STAGES: gl.constexpr = full.shape[0]
     STEPS: gl.constexpr = IN // STEP
-    HALVES: gl.constexpr = 2 if ACTIVATE else 1
     COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
     m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     k = gl.arange(0, STEP, layout=gl.SliceLayout(0, COPY))[None, :]
     s = gl.arange(0, SCALES, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    half = s - GROUPS * ROWS  # of the weight's scales: gate's or the only one, up's
     turn = 0
     for number in range(gl.cdiv(items[1], gl.num_programs(0))):
         first, count, expert, begin, end = _item(items, number, RANGES, OUT // TILE)
@@ -98,19 +97,21 @@ def load(
                 place = part * ROWS + m
                 pair = gl.load(order_ptr + first + gl.where(place < count, place, 0))
                 x_at = x_at + (x_ptr + ((pair // X_DIV).to(gl.int64) * IN)[:, None] + k,)
-            pair = gl.load(order_ptr + first + gl.where(s < count, s, 0))
-            x_scale_at = x_scale_ptr + (pair // X_DIV).to(gl.int64) * STEPS
-            is_scale = (s < count) | ((half >= 0) & (half < HALVES))
+            if not ACTIVATE:
+                pair = gl.load(order_ptr + first + gl.where(s < count, s, 0))
+                x_scale_at = scales[0] + (pair // X_DIV).to(gl.int64) * STEPS
+                is_scale = (s < count) | (s == GROUPS * ROWS)
             if STAYS:
                 # no item without pairs is before one with pairs
-                kept = number % 2
-                mbarrier.wait(stay[1].index(kept), number // 2 % 2 ^ 1)
+                half = number % 2
+                mbarrier.wait(stay[1].index(half), number // 2 % 2 ^ 1)
                 for step in range(STEPS):
-                    _copy_rows(x_ring, (kept * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
-                async_copy.mbarrier_arrive(stay[0].index(kept), increment_count=False)
+                    _copy_rows(x_ring, (half * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
+                async_copy.mbarrier_arrive(stay[0].index(half), increment_count=False)
             for tile in range(begin, end):
-                scale_row = expert.to(gl.int64) * (OUT // TILE) + tile // HALVES + half * (OUT // 2 // TILE)
-                scale_at = gl.where(half < 0, x_scale_at, scale_ptr + scale_row * STEPS)
+                if not ACTIVATE:
+                    tile_scale_at = scales[1] + (expert.to(gl.int64) * (OUT // TILE) + tile) * STEPS
+                    scale_at = gl.where(s < GROUPS * ROWS, x_scale_at, tile_scale_at)
                 for step in range(STEPS):
                     slot = turn % STAGES
                     mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
@@ -121,9 +122,9 @@ def load(
                     else:
                         at = [expert, tile * TILE, step * STEP]
                     tma.async_copy_global_to_shared(weight_desc, at, landed, weight_ring.index(slot))
-                    async_copy.async_copy_global_to_shared(
-                        scale_ring.index(slot), scale_at + step, mask=is_scale
-                    )
+                    if not ACTIVATE:
+                        slot_scales = ring[4].index(slot)
+                        async_copy.async_copy_global_to_shared(slot_scales, scale_at + step, mask=is_scale)
                     if not STAYS:
                         _copy_rows(x_ring, slot * GROUPS, x_at, count, m, step * STEP)
                     async_copy.mbarrier_arrive(landed, increment_count=False)
@@ -188,20 +189,27 @@ def _store(
 
 
 @gluon.jit
+def _load_scales(scales_at, step):
+    x_scale_at, gate_scale_at, up_scale_at = scales_at
+    return gl.load(x_scale_at + step), gl.load(gate_scale_at + step), gl.load(up_scale_at + step)
+
+
+@gluon.jit
 def _sum_tile(
-    part: gl.constexpr, ring, turns, after_part, item_slot, turn, taken,
+    part: gl.constexpr, ring, scales_at, item_slot, turn,
     STEPS: gl.constexpr, ACTIVATE: gl.constexpr, GROUPS: gl.constexpr, STAYS: gl.constexpr, ACC: gl.constexpr,
 ):  # fmt: skip
-    """A tile's products, each step's times its scales.
+    """A tile's products, each step's times its scales, and how many steps there have been.
 
-    The turn after this warpgroup's is that of `after_part`. Returns how many steps and turns there have been,
-    too.
+    With an activation scales are at `scales_at`: the pairs', gate's, up's.
     """
-    weight_ring, full, empty, x_ring, scale_ring = ring
+    weight_ring, full, empty, x_ring = ring[:4]
     STAGES: gl.constexpr = full.shape[0]
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     is_gate = (gl.arange(0, TILE, layout=gl.SliceLayout(0, ACC)) < TILE // 2)[None, :]
     acc = gl.zeros([ROWS, TILE], gl.float32, layout=ACC)
+    if ACTIVATE:
+        x_scale, gate_scale, up_scale = _load_scales(scales_at, 0)
     for step in range(STEPS):
         slot = turn % STAGES
         mbarrier.wait(full.index(slot), turn // STAGES % 2)
@@ -209,37 +217,40 @@ def _sum_tile(
         if not STAYS:
             x_slot = slot
             fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
-        # the first warpgroup's first turn comes of itself
-        mbarrier.wait(turns.index(part), (taken % 2) ^ (1 if part == 0 else 0))
         weights = weight_ring.index(slot).reshape([TILE, STEP]).permute((1, 0))
         started = warpgroup_mma(
             x_ring.index(x_slot * GROUPS + part), weights,
             gl.zeros([ROWS, TILE], gl.float32, layout=ACC), use_acc=False, is_async=True,
         )  # fmt: skip
-        mbarrier.arrive(turns.index(after_part), count=1)
-        scales = scale_ring.index(slot)
-        x_scale = scales.slice(part * ROWS, ROWS).load(ROW)[:, None]
-        factor = x_scale * scales.slice(GROUPS * ROWS, 1).load(ROW)[:, None]
         if ACTIVATE:
-            up_scale = scales.slice(GROUPS * ROWS + 1, 1).load(ROW)[:, None]
-            factor = gl.where(is_gate, factor, x_scale * up_scale)
-        done = warpgroup_mma_wait(0, (started,))
-        mbarrier.arrive(empty.index(slot), count=1)
+            # the next step's scales come meanwhile
+            after = _load_scales(scales_at, gl.minimum(step + 1, STEPS - 1))
+            # this one's pass the wait too: the MMAs start before they are there
+            done, x_scale = warpgroup_mma_wait(0, (started, x_scale))
+            mbarrier.arrive(empty.index(slot), count=1)
+            row_factor = x_scale[:, None]
+            factor = gl.where(is_gate, row_factor * gate_scale, row_factor * up_scale)
+            x_scale, gate_scale, up_scale = after
+        else:
+            scales = ring[4].index(slot)
+            factor = scales.slice(part * ROWS, ROWS).load(ROW)[:, None]
+            factor *= scales.slice(GROUPS * ROWS, 1).load(ROW)[:, None]
+            done = warpgroup_mma_wait(0, (started,))
+            mbarrier.arrive(empty.index(slot), count=1)
         acc += done * factor
         turn += 1
-        taken += 1
-    return acc, turn, taken
+    return acc, turn
 
 
 @gluon.jit
 def multiply(
     part: gl.constexpr, shared,
-    IN: gl.constexpr, OUT: gl.constexpr, ACTIVATE: gl.constexpr, HAS_LIMIT: gl.constexpr,
-    HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr, RANGES: gl.constexpr,
-    GROUPS: gl.constexpr, STAYS: gl.constexpr,
+    IN: gl.constexpr, OUT: gl.constexpr, X_DIV: gl.constexpr, ACTIVATE: gl.constexpr,
+    HAS_LIMIT: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROUTED: gl.constexpr, HAS_DELTA: gl.constexpr,
+    RANGES: gl.constexpr, GROUPS: gl.constexpr, STAYS: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup that multiplies: its ROWS of each item's pairs."""
-    ring, stay, turns, work, finish = shared
+    ring, stay, work, scales, finish = shared
     full, empty = ring[1], ring[2]
     order_ptr, items = work
     STAGES: gl.constexpr = full.shape[0]
@@ -253,7 +264,6 @@ def multiply(
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
     w = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
     turn = 0
-    taken = 0
     for number in range(gl.cdiv(items[1], gl.num_programs(0))):
         first, count, expert, begin, end = _item(items, number, RANGES, OUT // TILE)
         first += part * ROWS
@@ -268,13 +278,15 @@ def multiply(
             if STAYS:
                 mbarrier.wait(stay[0].index(number % 2), number // 2 % 2)
                 fence_async_shared()
-            # turns go round the warpgroups that have pairs
-            after_part = gl.where(own > ROWS, part + 1, 0) if part + 1 < GROUPS else 0
+            x_scale_at = scales[0] + (pair // X_DIV).to(gl.int64) * STEPS
             for tile in range(begin, end):
-                acc, turn, taken = _sum_tile(
-                    part, ring, turns, after_part, number % 2 * STEPS, turn, taken, STEPS,
-                    ACTIVATE, GROUPS, STAYS, ACC,
-                )  # fmt: skip
+                scales_at = ()
+                if ACTIVATE:
+                    gate_scale_at = scales[1] + (expert.to(gl.int64) * (OUT // TILE) + tile // 2) * STEPS
+                    scales_at = (x_scale_at, gate_scale_at, gate_scale_at + OUT // 2 // TILE * STEPS)
+                acc, turn = _sum_tile(
+                    part, ring, scales_at, number % 2 * STEPS, turn, STEPS, ACTIVATE, GROUPS, STAYS, ACC
+                )
                 _store(
                     acc, finish, (pair, stored, routed), own, expert, tile, OUT, ACTIVATE, HAS_LIMIT,
                     HAS_BIAS, HAS_ROUTED, HAS_DELTA, ACC, WIDE,
