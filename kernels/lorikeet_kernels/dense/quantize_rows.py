@@ -209,7 +209,7 @@ def quantize_rows(
 
     On a CPU they lie a row after the other all the same. With `is_ready` x is quantised beside the launch
     before and those beside which that runs: it was complete when they began, and no memory that they use is
-    free.
+    free (the caller holds their results: this takes memory that may have been theirs).
     """
     if not x.is_contiguous() or x.shape[-1] == 0:
         raise ValueError(f"quantize_rows: x {tuple(x.shape)}, strides {x.stride()}: pass contiguous rows")
