@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lorikeet_kernels.attention.rotary import rotary_reference
+from lorikeet_kernels.attention.rotary import rotary_reference, rotated
 from lorikeet_kernels.dense.rms_norm import rms_norm_reference
 
 HEADS_PER_PROGRAM = 16
@@ -60,7 +60,7 @@ def latent_inputs_reference(
 
 
 @triton.jit
-def _rotated(
+def _rotated_pairs(
     at, delta_at, row, inside, HALF: tl.constexpr, HALF_P2: tl.constexpr, INTERLEAVED: tl.constexpr,
     HAS_DELTA: tl.constexpr,
 ):  # fmt: skip
@@ -80,10 +80,8 @@ def _rotated(
         b = (b.to(tl.float32) + tl.load(delta_at + second, mask=mask, other=0.0)).to(b.dtype)
     cos = tl.load(row + i, mask=i < HALF, other=0.0)[None, :]
     sin = tl.load(row + HALF + i, mask=i < HALF, other=0.0)[None, :]
-    wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
-    turned_a = (wide_a * cos - wide_b * sin).to(a.dtype)
-    turned_b = (wide_b * cos + wide_a * sin).to(a.dtype)
-    return turned_a, turned_b, first, second, mask
+    a, b = rotated(a, b, cos, sin)
+    return a, b, first, second, mask
 
 
 @triton.jit
@@ -114,7 +112,7 @@ def _latent_inputs_kernel(
             plain = (plain.to(tl.float32) + from_adapter).to(plain.dtype)
             tl.store(q_ptr + head_at + j, plain, mask=is_plain)
         at = q_ptr + head_at + PLAIN
-        a, b, first, second, mask = _rotated(
+        a, b, first, second, mask = _rotated_pairs(
             at, query_delta_ptr + head_at + PLAIN, row, head < HEADS, HALF, HALF_P2, INTERLEAVED,
             HAS_QUERY_DELTA,
         )  # fmt: skip
@@ -140,7 +138,7 @@ def _latent_inputs_kernel(
         one = tl.arange(0, 1)
         place = token * stride_lt + one[:, None]
         key_at = key_ptr + place
-        key_a, key_b, left, right, is_key = _rotated(
+        key_a, key_b, left, right, is_key = _rotated_pairs(
             key_at, delta_ptr + place + LATENT, row, one == 0, HALF, HALF_P2, INTERLEAVED, HAS_DELTA
         )
         tl.store(key_at + left, key_a, mask=is_key)

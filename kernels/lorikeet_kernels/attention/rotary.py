@@ -10,7 +10,12 @@ int64; table [P, 2, half] float32, cosines then sines, any attention factor mult
 float32, rounds once.
 """
 
+# A Triton kernel's arguments have no Python types.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
+
 import torch
+import triton
+import triton.language as tl
 
 
 def rotary_reference(
@@ -28,6 +33,19 @@ def rotary_reference(
     rotated_b = (b * cos).addcmul_(a, sin)
     first.copy_(rotated_a)
     second.copy_(rotated_b)
+
+
+@triton.jit
+def rotated(a, b, cos, sin):
+    """The pairs (a, b) of one dtype, turned in a kernel.
+
+    Of each sum the product with a is rounded. Left to itself the compiler rounds now this one and now that,
+    and the bits would depend on what else a kernel does, such as adding what adapters add.
+    """
+    wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
+    turned_a = tl.fma(wide_b, -sin, wide_a * cos)
+    turned_b = tl.fma(wide_b, cos, wide_a * sin)
+    return turned_a.to(a.dtype), turned_b.to(a.dtype)
 
 
 def rotary(
