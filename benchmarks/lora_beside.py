@@ -225,6 +225,7 @@ def named_way(name: str) -> BesideRows:
     parts = [*parts, "dense"] if "joined" in parts else parts
     parts = [*parts, "down"] if "joined_down" in parts else parts
     rows = {part: range(1, sys.maxsize if part in parts else 1) for part in PARTS}
+    rows["fp8_joined_down"] = rows.pop("joined_down")
     return BesideRows(**rows, fp8_gate_up=rows["gate_up"], packed_gate_up=rows["gate_up"])
 
 

@@ -60,10 +60,12 @@ def warm_up_experts(
         pairs = num_tokens * top_k
         tiles = select_experts(experts_shape(gate_up, down, pairs), name, batch_invariant=batch_invariant)
         sides = [lora.gate_up_side(num_tokens, gate_up.weight), lora.down_side(num_tokens)] if lora else []
+        is_joined = isinstance(down.weight, Fp8Weight) and lora and num_tokens in lora.fp8_joined_down_rows
         choice = (
             tiles,
             cut_kind(pairs),
             num_tokens == 1,  # whose pairs need no cut
+            num_tokens if is_joined else None,  # whose kernel is one for each number of pairs
             shares_rows(num_tokens, hidden),
             shares_rows(pairs, num_rows // 2),
             _lora_choice(lora, hidden, num_rows, num_experts, pairs, name),

@@ -44,15 +44,15 @@ def _matrix_row(column, OUT: tl.constexpr, PAIRING: tl.constexpr):
 
 @triton.jit
 def _fetch_ahead(
-    weight_ptr, expert, tile, split,
+    weight_ptr, expert,
     IN: tl.constexpr, OUT: tl.constexpr, PAIRING: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLIT_COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Start the first AHEAD columns of the program's rows on their way to L2."""
-    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = column < OUT
     row = tl.where(inside, _matrix_row(column, OUT, PAIRING), 0)
-    begin = split * SPLIT_COLUMNS
+    begin = tl.program_id(2) * SPLIT_COLUMNS
     element_bytes: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth // 8
     size = tl.where(inside, tl.minimum(AHEAD, IN - begin) * element_bytes, 0)
     place = weight_ptr + (expert * OUT + row) * IN + begin
@@ -63,19 +63,20 @@ def _fetch_ahead(
 
 @triton.jit
 def _compute(
-    out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, tile, split, first, count,
-    expert, num_pairs, alpha, limit, up_offset,
+    out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count, expert,
+    num_pairs, alpha, limit, up_offset,
     IN: tl.constexpr, OUT: tl.constexpr, X_DIV: tl.constexpr, PAIRING: tl.constexpr, ACTIVATE: tl.constexpr,
     HAS_LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTED: tl.constexpr, HAS_DELTA: tl.constexpr,
     SPLITS: tl.constexpr, PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr, LONE: tl.constexpr,
 ):  # fmt: skip
     """Up to PAIRS pairs times the program's columns."""
+    split = tl.program_id(2)
     m = tl.arange(0, PAIRS)
     is_row = m < count
     # places beyond the block's pairs repeat its first; their rows are never stored
     pair = first + m * 0 if LONE else tl.load(order_ptr + first + tl.where(is_row, m, 0))
-    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = column < OUT
     row = _matrix_row(column, OUT, PAIRING)
     # rows beyond the matrix repeat its first; their columns are never stored
@@ -110,7 +111,7 @@ def _compute(
             gate = tl.where(gate > limit, limit, gate)
             up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
         y = gate / (1.0 + tl.exp(-alpha * gate)) * (up + up_offset)
-        to = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        to = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         at = out_ptr + pair.to(tl.int64)[:, None] * (OUT // 2) + to[None, :]
         tl.store(at, y.to(dtype), mask=is_row[:, None] & (to < OUT // 2)[None, :])
     else:
@@ -120,9 +121,9 @@ def _compute(
         tl.store(at, acc.to(dtype), mask=is_row[:, None] & inside[None, :])
 
 
-@triton.jit
-def expert_gemm_program(
-    tile, block, split, out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, blocks_ptr,
+@triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["num_pairs"])
+def _expert_gemm_kernel(
+    out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, blocks_ptr,
     num_pairs, alpha, limit, up_offset,
     IN: tl.constexpr, OUT: tl.constexpr, X_DIV: tl.constexpr, PAIRING: tl.constexpr, ACTIVATE: tl.constexpr,
     HAS_LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTED: tl.constexpr, HAS_DELTA: tl.constexpr,
@@ -130,11 +131,11 @@ def expert_gemm_program(
     STAGES: tl.constexpr, HALVES: tl.constexpr, LONE: tl.constexpr, AHEAD: tl.constexpr,
     PDL: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """What one program does: a tile of the matrix's rows, a block of pairs, a split of the columns."""
     if PDL:
         if not WEIGHTS_FIRST:
             tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    block = tl.program_id(1)
     if LONE:
         first = block
         count = 1
@@ -148,38 +149,20 @@ def expert_gemm_program(
     if PDL and WEIGHTS_FIRST:
         if AHEAD > 0:
             SPLIT_COLUMNS: tl.constexpr = (IN + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
-            _fetch_ahead(weight_ptr, expert, tile, split, IN, OUT, PAIRING, BLOCK_N, SPLIT_COLUMNS, AHEAD)
+            _fetch_ahead(weight_ptr, expert, IN, OUT, PAIRING, BLOCK_N, SPLIT_COLUMNS, AHEAD)
         tl.extra.cuda.gdc_wait()
     if HALVES and count <= BLOCK_M // 2:  # an expert's last block: half the work where half suffices
         _compute(
-            out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, tile, split, first, count,
-            expert, num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT,
-            HAS_BIAS, HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, LONE,
+            out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count, expert,
+            num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS,
+            HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, LONE,
         )  # fmt: skip
     else:
         _compute(
-            out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, tile, split, first, count,
-            expert, num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT,
-            HAS_BIAS, HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LONE,
+            out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, first, count, expert,
+            num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV, PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS,
+            HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LONE,
         )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["num_pairs"])
-def _expert_gemm_kernel(
-    out_ptr, x_ptr, weight_ptr, bias_ptr, routed_ptr, delta_ptr, order_ptr, blocks_ptr,
-    num_pairs, alpha, limit, up_offset,
-    IN: tl.constexpr, OUT: tl.constexpr, X_DIV: tl.constexpr, PAIRING: tl.constexpr, ACTIVATE: tl.constexpr,
-    HAS_LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROUTED: tl.constexpr, HAS_DELTA: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, HALVES: tl.constexpr, LONE: tl.constexpr, AHEAD: tl.constexpr,
-    PDL: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
-):  # fmt: skip
-    expert_gemm_program(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2), out_ptr, x_ptr, weight_ptr, bias_ptr,
-        routed_ptr, delta_ptr, order_ptr, blocks_ptr, num_pairs, alpha, limit, up_offset, IN, OUT, X_DIV,
-        PAIRING, ACTIVATE, HAS_LIMIT, HAS_BIAS, HAS_ROUTED, HAS_DELTA, SPLITS, BLOCK_M, BLOCK_N, BLOCK_K,
-        STAGES, HALVES, LONE, AHEAD, PDL, WEIGHTS_FIRST,
-    )  # fmt: skip
 
 
 def expert_gemm(
@@ -201,14 +184,14 @@ def expert_gemm(
     `weights_first` only where the launch before started after the making of `blocks` had ended: another of
     this op over them, or what follows one.
     """
-    check_expert_gemm(x, weight, blocks, out, tiles, activation, row_order)
+    _check(x, weight, blocks, out, tiles, activation, row_order)
     if blocks.capacity == 0:
         return out
     constants = activation or GatedActivation()
     limit = constants.limit
     out_features = weight.shape[1]
     on_gpu = x.device.type == "cuda"
-    ahead = tiles.ahead if weights_first and can_fetch(weight) else 0
+    ahead = tiles.ahead if weights_first and _can_fetch(weight) else 0
     dependent = {"launch_pdl": True} if on_gpu else {}
     _expert_gemm_kernel[(triton.cdiv(out_features, tiles.block_n), blocks.capacity, tiles.splits)](
         out, x, weight, x if bias is None else bias, x if topk_weights is None else topk_weights,
@@ -226,12 +209,12 @@ def expert_gemm(
     return out
 
 
-def can_fetch(weight: torch.Tensor) -> bool:
+def _can_fetch(weight: torch.Tensor) -> bool:
     """Whether rows start at multiples of 16 bytes; steps of the tiles do anyway."""
     return weight.data_ptr() % 16 == 0 and weight.shape[2] * weight.element_size() % 16 == 0
 
 
-def check_expert_gemm(
+def _check(
     x: torch.Tensor,
     weight: torch.Tensor,
     blocks: ExpertBlocks,
@@ -240,7 +223,6 @@ def check_expert_gemm(
     activation: GatedActivation | None,
     row_order: RowOrder | None,
 ) -> None:
-    """Raise ValueError where these do not fit together."""
     if row_order is not None:
         check_row_order(row_order)
     num_pairs = blocks.order.shape[0]

@@ -1,9 +1,14 @@
 """Down of few pairs over e4m3 experts and its adapters' delta in one launch.
 
-As `expert_gemm_lora`, with the programs of `fp8_gemm`: y is made of quantised rows, delta of rows x [T, K,
-in] as they were, in 16 bits.
+    y[p] = topk_weights[p] (W[expert] quantised(x[p]) + bias[expert])
+    delta[p] = topk_weights[p] B[expert] (A[expert] x[p])
 
-Floor: the bytes of W, A and B at 4.3 TB/s. Predicted: 2 us less than beside; the rows are quantised first.
+Shapes: x [T, K, in] of 16 bits, W an Fp8Weight [E, out, in], out [T, K, out] or float32 [splits, T, K, out],
+delta [T, K, out] of 16 bits, which the top-k sum adds. y has the bits of `fp8_gemm` and delta those of
+`moe_lora_down`: these are their programs, the delta's first (`joined_delta`).
+
+Beside the GEMM the delta costs a fork and a join, behind which the sum cannot start ahead. Floor: the bytes
+of W, A and B at 4.3 TB/s.
 """
 
 # A Triton kernel's arguments have no Python types, and its launch takes options that its signature lacks.

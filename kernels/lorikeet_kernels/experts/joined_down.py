@@ -1,13 +1,11 @@
-"""Experts' down projection and its adapters' delta in one launch, where there is one that makes both."""
+"""FP8 experts' down projection and its adapters' delta in one launch, where it can make both."""
 
 import torch
 
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.quantize_rows import quantize_rows
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
-from lorikeet_kernels.experts.expert_gemm_lora import expert_gemm_lora
 from lorikeet_kernels.experts.fp8_gemm_lora import fp8_gemm_lora
-from lorikeet_kernels.experts.mxfp4_layout import Mxfp4DeviceWeight
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.lora.joined_delta import MAX_JOINED_RANK, JoinedSites, add_alike
 from lorikeet_kernels.lora.lora_segments import LoraSegments
@@ -18,7 +16,7 @@ from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 
 def joined_down(
     act: torch.Tensor,
-    weight: torch.Tensor | Mxfp4DeviceWeight | Fp8Weight,
+    weight: Fp8Weight,
     bias: torch.Tensor | None,
     blocks: ExpertBlocks,
     out: torch.Tensor,
@@ -30,7 +28,7 @@ def joined_down(
     site: int,
 ) -> torch.Tensor | None:
     """Launch: the delta, and `out` with the GEMM's own bits; None where one launch cannot make both."""
-    if isinstance(weight, Mxfp4DeviceWeight) or act.element_size() != 2 or tiles.kernel != "decode":
+    if act.element_size() != 2 or tiles.kernel != "decode":
         return None
     max_rank, (_, hidden, inner) = tables.max_rank, weight.shape
     of_pairs = select_pair(OpShape("down", inner, hidden, max_rank, topk_ids.numel()), device_name(act))
@@ -38,11 +36,6 @@ def joined_down(
         return None
     adapters = JoinedSites(segments, tables, (site,), (hidden,), (1,), of_pairs, topk_ids.shape[1])
     delta = act.new_empty((*topk_ids.shape, hidden))
-    if isinstance(weight, Fp8Weight):
-        rows = quantize_rows(act, weight.activations)
-        fp8_gemm_lora(
-            rows, act, weight, blocks, out, delta, topk_ids, topk_weights, tiles, adapters, bias=bias
-        )
-    else:
-        expert_gemm_lora(act, weight, blocks, out, delta, topk_ids, topk_weights, tiles, adapters, bias=bias)
+    rows = quantize_rows(act, weight.activations)
+    fp8_gemm_lora(rows, act, weight, blocks, out, delta, topk_ids, topk_weights, tiles, adapters, bias=bias)
     return delta

@@ -86,9 +86,9 @@ class ExpertsLora:
         return self.side if self.side is not None and num_tokens in self.side.rows.down else None
 
     @property
-    def joined_down_rows(self) -> range:
-        """Numbers of tokens for which down makes its delta in its own launch, where it can."""
-        return range(0) if self.side is None else self.side.rows.joined_down
+    def fp8_joined_down_rows(self) -> range:
+        """Numbers of tokens for which FP8 experts' down makes its delta in its own launch, where it can."""
+        return range(0) if self.side is None else self.side.rows.fp8_joined_down
 
     def without_adapters(self, num_tokens: int) -> "ExpertsLora":
         """The same sites for a batch whose rows are all the base model's, for warming up."""
@@ -153,9 +153,10 @@ def moe_experts(
         weights_first=True,
     )  # fmt: skip
     side = delta = None
-    if lora is not None and x.shape[0] in lora.joined_down_rows:
+    matrix = down.weight
+    if lora is not None and isinstance(matrix, Fp8Weight) and x.shape[0] in lora.fp8_joined_down_rows:
         delta = joined_down(
-            act, down.weight, down.bias, blocks, parts, topk_ids, topk_weights, tiles.down, lora.segments,
+            act, matrix, down.bias, blocks, parts, topk_ids, topk_weights, tiles.down, lora.segments,
             lora.tables, lora.down_site,
         )  # fmt: skip
     if lora is None:

@@ -1,7 +1,7 @@
 """The delta's programs of a launch that also makes the projection it belongs to; see `few_rows_lora`.
 
     delta[t, columns of site j] = B_j @ (A_j @ x[t]),  NO_DELTA where there is no adapter
-    delta[p] = topk_weights[p] B[expert] @ (A[expert] @ x[p]),   p a (token, expert) pair: `expert_gemm_lora`
+    delta[p] = topk_weights[p] B[expert] @ (A[expert] @ x[p]),   p a (token, expert) pair: `fp8_gemm_lora`
 
 These are `pair_lora`'s programs, with its tiles but for the warps, which are the projection's: where these
 `add_alike`, the delta has the same bits. The launch's first ones shrink, the next expand; none of them waits

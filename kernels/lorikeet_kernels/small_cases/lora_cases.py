@@ -12,7 +12,6 @@ from lorikeet_kernels.dense.linear import linear_reference
 from lorikeet_kernels.dense.quantize_rows import quantize_rows_reference
 from lorikeet_kernels.dense.row_order import RowOrder
 from lorikeet_kernels.experts.expert_blocks import expert_blocks_reference
-from lorikeet_kernels.experts.expert_gemm_lora import expert_gemm_lora
 from lorikeet_kernels.experts.expert_linear import expert_linear_reference
 from lorikeet_kernels.experts.fp8_gemm_lora import fp8_gemm_lora
 from lorikeet_kernels.lora.few_heads_lora import few_heads_lora
@@ -191,29 +190,27 @@ def _moe(way: str, num_tokens: int, num_a: int, row_order: RowOrder, dtype: torc
     return SmallProblem(expected, by_pairs if way == "pair" else grouped)
 
 
-def _joined_down(kind: str, dtype: torch.dtype) -> SmallProblem:
-    """Experts' down with its adapters in one launch; twice, for both phases."""
+def _fp8_joined_down(dtype: torch.dtype) -> SmallProblem:
+    """FP8 experts' down with its adapters in one launch; twice, for both phases."""
     num_tokens, generator = 3, torch.Generator().manual_seed(8)
     sites = [SiteShape(HIDDEN, 2 * INNER, EXPERTS), SiteShape(INNER, HIDDEN, EXPERTS)]
     tables = make_tables(sites, [[SlotSite(r), SlotSite(r)] for r in (8, 24, 0)], dtype=dtype)
     slots, ids = _slots(num_tokens, generator), random_experts(num_tokens, EXPERTS, TOP_K, generator)
     weights = torch.rand(num_tokens, TOP_K, generator=generator)
     act = torch.randn(num_tokens, TOP_K, INNER, generator=generator).to(dtype)
-    weight = (torch.randn(EXPERTS, HIDDEN, INNER, generator=generator) * INNER**-0.5).to(dtype)
-    packed = random_fp8_weight(EXPERTS, (HIDDEN,), INNER, "block", generator)
-    quantized = quantize_rows_reference(act, packed.activations)
+    weight = random_fp8_weight(EXPERTS, (HIDDEN,), INNER, "block", generator)
+    quantized = quantize_rows_reference(act, weight.activations)
     bias = torch.randn(EXPERTS, HIDDEN, generator=generator).to(dtype)
     segments = make_lora_segments(slots, 3)
     groups = make_moe_groups(ids, segments, EXPERTS)
     projected = torch.empty(num_tokens, TOP_K, HIDDEN, dtype=dtype)
-    used = packed if kind == "fp8" else weight
-    expert_linear_reference(act, used, groups, projected, bias=bias, topk_weights=weights)
+    expert_linear_reference(act, weight, groups, projected, bias=bias, topk_weights=weights)
     added = torch.full_like(projected, NO_DELTA)
     moe_lora_down(added, act, ids, weights, groups, segments, tables, 1)
 
     def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
         rows, matrix, offset, experts, routed = moved((act, weight, bias, ids, weights), device)
-        of_rows, of_sites, values, e4m3 = moved((slots, tables, quantized, packed), device)
+        of_rows, of_sites, values = moved((slots, tables, quantized), device)
         batch = make_lora_segments(of_rows, 3, LoraWorkspace(device))
         blocks = moved(expert_blocks_reference(ids, EXPERTS, 16), device)
         adapters = JoinedSites(batch, of_sites, (1,), (HIDDEN,), (1,), PAIR, TOP_K)
@@ -221,10 +218,7 @@ def _joined_down(kind: str, dtype: torch.dtype) -> SmallProblem:
         tiles = ExpertTiles("decode", 16, 64, 32, 2, 4)
         for out, delta in made:
             rest = (blocks, out, delta, experts, routed, tiles, adapters)
-            if kind == "fp8":
-                fp8_gemm_lora(values, rows, e4m3, *rest, bias=offset)
-            else:
-                expert_gemm_lora(rows, matrix, *rest, bias=offset)
+            fp8_gemm_lora(values, rows, matrix, *rest, bias=offset)
         return tuple(part for both in made for part in both)
 
     return SmallProblem((projected, added) * 2, launch)
@@ -378,12 +372,7 @@ CASES = (
     SmallCase("dense_grouped", _GROUPED, partial(_dense, "grouped", 70, HIDDEN)),
     SmallCase("moe_pair_two_a", _PAIR, partial(_moe, "pair", 5, 2, "interleaved")),
     SmallCase("moe_pair_halves", _PAIR, partial(_moe, "pair", 5, 2, "concatenated")),
-    SmallCase(
-        "down_joined", ("experts.expert_gemm_lora._expert_gemm_lora_kernel",), partial(_joined_down, "plain")
-    ),
-    SmallCase(
-        "fp8_down_joined", ("experts.fp8_gemm_lora._fp8_gemm_lora_kernel",), partial(_joined_down, "fp8")
-    ),
+    SmallCase("fp8_down_joined", ("experts.fp8_gemm_lora._fp8_gemm_lora_kernel",), _fp8_joined_down),
     SmallCase("moe_grouped_two_a", _GROUPED, partial(_moe, "grouped", 40, 2, "interleaved")),
     SmallCase("moe_grouped_one_a", _GROUPED, partial(_moe, "grouped", 40, 1, "concatenated")),
     SmallCase("head_by_token", _HEAD, lambda dtype: _head_lora(5, by_blocks=False, dtype=dtype)),

@@ -21,13 +21,14 @@ from lorikeet_kernels.testing import SiteShape, SlotSite, make_tables
 from lorikeet_kernels.tiling.lora_overlap import BesideRows
 from lorikeet_kernels.warm_up import warm_up_moe
 from lorikeet_kernels.warm_up_base import warm_up_attention, warm_up_experts, warm_up_sampling
+from tests.support.fp8_matrices import fp8_matrices
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_experts(packed: bool, compiled: list[str]) -> None:
+@pytest.mark.parametrize("kind", ["mxfp4", "bf16", "fp8"])
+def test_experts(kind: str, compiled: list[str]) -> None:
     """Random numbers of tokens, with and without adapters."""
     experts, hidden, inner, top_k, most = 8, 128, 64, 2, 600
     activation = GatedActivation(1.702, 7.0, 1.0)
@@ -35,8 +36,12 @@ def test_experts(packed: bool, compiled: list[str]) -> None:
     def projection(rows: int, columns: int, *, is_gate_up: bool) -> ExpertProjection:
         order = "interleaved" if is_gate_up else None
         bias = torch.zeros(experts, rows, dtype=BF16, device=GPU)
-        if not packed:
+        if kind == "bf16":
             return ExpertProjection(torch.zeros(experts, rows, columns, dtype=BF16, device=GPU), bias, order)
+        if kind == "fp8":
+            heights = (inner, inner) if is_gate_up else (rows,)
+            matrices = fp8_matrices((experts, rows, columns), "block", heights, is_interleaved=is_gate_up)
+            return ExpertProjection(matrices, bias, order)
         blocks = torch.zeros(experts, rows, columns // 32, 16, dtype=torch.uint8, device=GPU)
         return ExpertProjection(
             lay_out_mxfp4(Mxfp4Weight(blocks, blocks[..., 0].contiguous()), pairing=order), bias, order

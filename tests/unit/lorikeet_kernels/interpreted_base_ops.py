@@ -17,7 +17,6 @@ from lorikeet_kernels.dense.gated_activation import GatedActivation, activate_ro
 from lorikeet_kernels.dense.rms_norm import norm_rows, rms_norm_reference
 from lorikeet_kernels.experts.expert_blocks import cut_blocks, expert_blocks_reference, lone_blocks
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
-from lorikeet_kernels.experts.expert_gemm_lora import expert_gemm_lora
 from lorikeet_kernels.experts.expert_linear import expert_linear_reference
 from lorikeet_kernels.experts.moe_sum import (
     SharedRows,
@@ -26,12 +25,8 @@ from lorikeet_kernels.experts.moe_sum import (
     sum_pairs,
     sum_parts,
 )
-from lorikeet_kernels.lora.joined_delta import JoinedSites
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
-from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
-from lorikeet_kernels.lora.output_lanes import site_lanes
-from lorikeet_kernels.lora.pair_lora import pair_lora
 from lorikeet_kernels.sampling.penalties import Penalties, penalize_reference, penalize_rows
 from lorikeet_kernels.sampling.pending_tokens import pending_tokens_reference, read_pending
 from lorikeet_kernels.sampling.sample_rows import sample_rows
@@ -42,8 +37,7 @@ from lorikeet_kernels.sampling.token_bitmask import (
     token_bitmask_rows,
 )
 from lorikeet_kernels.sampling.top_k_bounds import top_k_bounds, top_k_bounds_reference
-from lorikeet_kernels.testing import TOLERANCE, SiteShape, SlotSite, make_tables, relative_error
-from lorikeet_kernels.tiling import PairTiles
+from lorikeet_kernels.testing import TOLERANCE, relative_error
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 
 _patch_tensor = interpreter._patch_lang_tensor
@@ -143,39 +137,6 @@ def check_expert_gemm() -> None:
         sum_parts(parts, whole, ids, weights, bias=down_bias)
         assert relative_error(whole, expected.float().sum(1)) < 3 * TOLERANCE[dtype]
         _check_lone_pairs(x[:1], gate_up, down, ids[:1].flip(1).contiguous(), tiles)
-
-
-def check_expert_gemm_lora() -> None:
-    """The bits of the GEMM and of down's delta by themselves: pairs cut and lone, whole and split."""
-    experts, top_k, inner, hidden, dtype = 5, 2, 80, 56, torch.float16
-    sites = [SiteShape(hidden, 2 * inner, experts), SiteShape(inner, hidden, experts)]
-    tables = make_tables(sites, [[SlotSite(r), SlotSite(r)] for r in (8, 0, 24)], dtype=dtype)
-    weight = torch.randn(experts, hidden, inner).to(dtype)
-    bias = torch.randn(experts, hidden).to(dtype)
-    workspace, apart = LoraWorkspace(torch.device("cpu")), LoraWorkspace(torch.device("cpu"))
-    tiles, pair = ExpertTiles("decode", 16, 32, 32, 2, 4), PairTiles(16, 32, 32, 2)
-    for slots in ([2], [0, -1, 1, 0]):
-        shape = (len(slots), top_k, hidden)
-        act, weights = torch.randn(*shape[:2], inner).to(dtype), torch.rand(shape[:2])
-        segments = replace(make_lora_segments(torch.tensor(slots, dtype=torch.int32), 3), workspace=workspace)
-        adapters = JoinedSites(segments, tables, (1,), (hidden,), (1,), pair, top_k)
-        ids = torch.rand(len(slots), experts).topk(top_k, dim=1).indices.to(torch.int32)
-        for splits, added, cut in ((1, None, lone_blocks), (1, bias, cut_blocks), (2, None, cut_blocks)):
-            if cut is lone_blocks and len(slots) > 1:
-                continue
-            used, blocks = replace(tiles, splits=splits), cut(ids, experts, 16)
-            routed = weights if splits == 1 else None
-            parts = torch.full((2, splits, *shape), float("nan"))
-            expected, out = parts if splits > 1 else parts[:, 0].to(dtype)
-            expert_gemm(act, weight, blocks, expected, used, bias=added, topk_weights=routed)
-            delta, got = torch.full((2, *shape), float("nan"), dtype=dtype)
-            pair_lora(
-                delta, act, segments.token_slot, ids, weights, tables, (1,), site_lanes((hidden,), (1,)),
-                pair, apart, x_per_pair=True, accumulate=False,
-            )  # fmt: skip
-            expert_gemm_lora(act, weight, blocks, out, got, ids, weights, used, adapters, bias=added)
-            assert torch.equal(out, expected)
-            assert torch.equal(got.view(torch.int16), delta.view(torch.int16))
 
 
 def _check_lone_pairs(
@@ -361,7 +322,6 @@ CASES: dict[str, Callable[[], None]] = {
     "token_bitmask": check_token_bitmask,
     "row_ops": check_row_ops,
     "expert_gemm": check_expert_gemm,
-    "expert_gemm_lora": check_expert_gemm_lora,
     "moe_sum": check_moe_sum,
 }
 

@@ -17,7 +17,6 @@ CASES = (
     "pending_tokens",
     "expert_blocks",
     "expert_gemm",
-    "expert_gemm_lora",
     "moe_sum",
 )
 

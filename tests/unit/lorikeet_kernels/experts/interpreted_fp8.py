@@ -25,11 +25,24 @@ from lorikeet_kernels.dense.quantize_rows import (
 from lorikeet_kernels.experts.expert_blocks import expert_blocks_reference
 from lorikeet_kernels.experts.expert_linear import expert_linear_reference
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
+from lorikeet_kernels.experts.fp8_gemm_lora import fp8_gemm_lora
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, moe_experts
 from lorikeet_kernels.experts.moe_sum import moe_sum_parts_reference
+from lorikeet_kernels.lora.joined_delta import JoinedSites
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.lora.moe_groups import make_moe_groups
-from lorikeet_kernels.testing import TOLERANCE, random_fp8_weight, relative_error
+from lorikeet_kernels.lora.output_lanes import site_lanes
+from lorikeet_kernels.lora.pair_lora import pair_lora
+from lorikeet_kernels.testing import (
+    TOLERANCE,
+    SiteShape,
+    SlotSite,
+    make_tables,
+    random_fp8_weight,
+    relative_error,
+)
+from lorikeet_kernels.tiling import PairTiles
 from lorikeet_kernels.tiling.dense_tiles import DenseTiles
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 from lorikeet_kernels.tiling.few_rows_tiles import FewRowsTiles
@@ -137,6 +150,38 @@ def check_whole_blocks() -> None:
     check_gemm("block", 128, 256, ExpertTiles("prefill", 16, 64, 128, 1, 4))
 
 
+def check_gemm_lora() -> None:
+    """The bits of the GEMM and of down's delta by themselves: all scales, whole and split."""
+    experts, top_k, inner, hidden, dtype = 5, 2, 80, 56, torch.float16
+    sites = [SiteShape(hidden, 2 * inner, experts), SiteShape(inner, hidden, experts)]
+    tables = make_tables(sites, [[SlotSite(r), SlotSite(r)] for r in (8, 0, 24)], dtype=dtype)
+    bias = torch.randn(experts, hidden).to(dtype)
+    workspace, apart = LoraWorkspace(torch.device("cpu")), LoraWorkspace(torch.device("cpu"))
+    tiles, pair = ExpertTiles("decode", 16, 32, 16, 2, 4), PairTiles(16, 32, 32, 2)
+    for slots, kind in (([2], "block"), ([0, -1, 1, 0], "channel")):
+        down = random_fp8_weight(experts, (hidden,), inner, kind, GENERATOR)
+        shape = (len(slots), top_k, hidden)
+        act, weights = torch.randn(*shape[:2], inner).to(dtype), torch.rand(shape[:2])
+        rows = quantize_rows_reference(act, down.activations)
+        segments = replace(make_lora_segments(torch.tensor(slots, dtype=torch.int32), 3), workspace=workspace)
+        adapters = JoinedSites(segments, tables, (1,), (hidden,), (1,), pair, top_k)
+        ids = torch.rand(len(slots), experts).topk(top_k, dim=1).indices.to(torch.int32)
+        blocks = expert_blocks_reference(ids, experts, 16)
+        for splits, added in ((1, None), (1, bias), (2, None)):
+            used, routed = replace(tiles, splits=splits), weights if splits == 1 else None
+            parts = torch.full((2, splits, *shape), float("nan"))
+            expected, out = parts if splits > 1 else parts[:, 0].to(dtype)
+            fp8_gemm(rows, down, blocks, expected, used, bias=added, topk_weights=routed)
+            delta, got = torch.full((2, *shape), float("nan"), dtype=dtype)
+            pair_lora(
+                delta, act, segments.token_slot, ids, weights, tables, (1,), site_lanes((hidden,), (1,)),
+                pair, apart, x_per_pair=True, accumulate=False,
+            )  # fmt: skip
+            fp8_gemm_lora(rows, act, down, blocks, out, got, ids, weights, used, adapters, bias=added)
+            assert torch.equal(out, expected)
+            assert torch.equal(got.view(torch.int16), delta.view(torch.int16))
+
+
 def check_dense() -> None:
     """Rows beyond a tile, ragged widths, scales by channel, by shared and by ragged blocks; a bias."""
     for heights, columns in (((128, 128), 256), ((72, 40, 40), 200)):
@@ -207,6 +252,7 @@ CASES: dict[str, Callable[[], None]] = {
     "ragged_blocks": check_ragged_blocks,
     "whole_blocks": check_whole_blocks,
     "mixed_experts": check_mixed_experts,
+    "gemm_lora": check_gemm_lora,
     "dense": check_dense,
     "few_rows": check_few_rows,
 }

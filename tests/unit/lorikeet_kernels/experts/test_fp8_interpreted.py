@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 CASES = (
-    *("quantize_rows", "channels", "ragged_blocks", "whole_blocks", "mixed_experts", "dense"),
+    *("quantize_rows", "channels", "ragged_blocks", "whole_blocks", "mixed_experts", "gemm_lora", "dense"),
     pytest.param("few_rows", marks=pytest.mark.long),  # a minute and a half
 )
 
