@@ -23,7 +23,7 @@ from lorikeet_kernels.lora.lora_segments import make_lora_segments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.tiling import is_alone, select_block_m
-from lorikeet_kernels.tiling.few_heads_tiles import select_few_heads, takes_few_heads
+from lorikeet_kernels.tiling.few_heads_tiles import takes_few_heads
 from lorikeet_kernels.tiling.latent_tiles import select_latent_decode
 
 
@@ -148,8 +148,7 @@ def warm_up_heads(
         blocks = num_tokens if block_m is None else block_capacity(num_tokens, 1, num_slots, block_m)
         # one row has a stride of its own, see above
         few = takes_few_heads(num_tokens, device_name(weight))
-        tiles = select_few_heads(num_tokens, heads.plain_dim, latent_dim).rows if few else None
-        choice = (block_m, shares_columns(blocks, heads.num_heads), num_tokens == 1, tiles)
+        choice = (block_m, shares_columns(blocks, heads.num_heads), num_tokens == 1, few)
         if choice in seen:
             continue
         seen.add(choice)

@@ -6,7 +6,7 @@ Shapes and views as there, of 16 bits. Products and sums in float32, one roundin
 on the other rows nor on their number.
 
 A program loads a tile of a head's W, all inputs by some columns, before it waits for the launch before: W
-must be older than that. Programs that have other rows find the tile in the L2.
+must be older than that. The other rows' programs find the tile in the L2.
 
 Floor: W's bytes at 4.3 TB/s (DeepSeek-V2-Lite, 2.1 MB: 0.5 us). Predicted: 1.8 us for one row in a graph.
 """
@@ -26,12 +26,12 @@ ALIGNED = 8  # numbers of 16 bytes
 
 
 @triton.jit
-def head_place(OUT: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
-    """(first row, head, columns) of a program: those of other rows, which share its tile, are neighbours."""
+def head_place(OUT: tl.constexpr, COLUMNS: tl.constexpr):
+    """(row, head, columns) of a program: those of other rows, which share its tile, are neighbours."""
     TILES: tl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
     tile = tl.program_id(1)
     n = (tile % TILES) * COLUMNS + tl.arange(0, COLUMNS)
-    return tl.program_id(0) * ROWS, tile // TILES, n
+    return tl.program_id(0), tile // TILES, n
 
 
 @triton.jit
@@ -61,26 +61,22 @@ def head_sums(x, weight):
 
 # each number of rows has strides of its own
 @triton.jit(
-    do_not_specialize=["num_rows", "stride_ot", "stride_xt"],
-    do_not_specialize_on_alignment=["num_rows", "stride_ot", "stride_xt"],
+    do_not_specialize=["stride_ot", "stride_xt"], do_not_specialize_on_alignment=["stride_ot", "stride_xt"]
 )
 def _few_heads_kernel(
-    out_ptr, x_ptr, weight_ptr, num_rows, stride_ot, stride_xt,
+    out_ptr, x_ptr, weight_ptr, stride_ot, stride_xt,
     STRIDE_OH: tl.constexpr, STRIDE_XH: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_K: tl.constexpr,
     STRIDE_N: tl.constexpr, IN: tl.constexpr, IN_P2: tl.constexpr, OUT: tl.constexpr, COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    first, head, n = head_place(OUT, COLUMNS, ROWS)
+    token, head, n = head_place(OUT, COLUMNS)
     weight = load_head_tile(weight_ptr, head, n, STRIDE_H, STRIDE_K, STRIDE_N, IN, IN_P2, OUT)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    for i in tl.static_range(ROWS):
-        # rows beyond the last one repeat it; they are never stored
-        token = tl.minimum(first + i, num_rows - 1)
-        y = head_sums(load_head(x_ptr, token, head, stride_xt, STRIDE_XH, IN, IN_P2), weight)
-        out_at = out_ptr + token.to(tl.int64) * stride_ot + head * STRIDE_OH + n
-        tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=(n < OUT) & (first + i < num_rows))
+    y = head_sums(load_head(x_ptr, token, head, stride_xt, STRIDE_XH, IN, IN_P2), weight)
+    out_at = out_ptr + token.to(tl.int64) * stride_ot + head * STRIDE_OH + n
+    tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=n < OUT)
 
 
 def takes_heads(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:
@@ -109,14 +105,13 @@ def few_heads_constants(
         "IN_P2": 1 << (in_features - 1).bit_length(),
         "OUT": out_features,
         "COLUMNS": tiles.columns,
-        "ROWS": tiles.rows,
     }
 
 
 def few_heads_grid(x: torch.Tensor, weight: torch.Tensor, tiles: FewHeadsTiles) -> tuple[int, int]:
-    """Programs: of each `tiles.rows` rows, for each head and tile of its columns."""
+    """Programs: of each row, for each head and tile of its columns."""
     heads, _, out_features = weight.shape
-    return -(-x.shape[0] // tiles.rows), heads * -(-out_features // tiles.columns)
+    return x.shape[0], heads * -(-out_features // tiles.columns)
 
 
 def few_heads_linear(
@@ -130,7 +125,7 @@ def few_heads_linear(
         )
     pdl = x.device.type == "cuda"
     _few_heads_kernel[few_heads_grid(x, weight, tiles)](
-        out, x, weight, x.shape[0], out.stride(0), x.stride(0), **few_heads_constants(x, weight, out, tiles),
+        out, x, weight, out.stride(0), x.stride(0), **few_heads_constants(x, weight, out, tiles),
         PDL=pdl, num_warps=tiles.num_warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out

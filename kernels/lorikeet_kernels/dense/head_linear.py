@@ -43,7 +43,7 @@ def head_linear(
         )
     if x.device.type != "cpu" and not batch_invariant:
         if takes_few_heads(x.shape[0], device_name(x)) and takes_heads(x, weight, out):
-            tiles = select_few_heads(x.shape[0], in_features, out_features)
+            tiles = select_few_heads(in_features, out_features)
             return few_heads_linear(x, weight, out, tiles)
         torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
         return out

@@ -5,7 +5,7 @@
 
 Shapes and names as in `head_lora`, W as in `head_linear`, all of 16 bits. The rank vector and the sum stay
 float32: out is rounded once. Rows without an adapter have the bits of `few_heads_linear`: these are its
-programs, each of which makes the rank vectors of its rows for itself. They are 2 to 16 KB of reads from the
+programs, each of which makes its row's rank vector for itself. They are 2 to 16 KB of reads from the
 L2, on their way with W before the launch before ends, where a second launch takes 4.5 us.
 
 Floor: the bytes of W and of the adapters at 4.3 TB/s. Predicted: 0.3 us more than the projection by itself.
@@ -71,41 +71,33 @@ def _load_adapter(
 
 # each number of rows has strides of its own
 @triton.jit(
-    do_not_specialize=["num_rows", "stride_ot", "stride_xt", "site", "num_sites", "num_slots"],
-    do_not_specialize_on_alignment=["num_rows", "stride_ot", "stride_xt", "site", "num_sites", "num_slots"],
+    do_not_specialize=["stride_ot", "stride_xt", "site", "num_sites", "num_slots"],
+    do_not_specialize_on_alignment=["stride_ot", "stride_xt", "site", "num_sites", "num_slots"],
 )
 def _few_heads_lora_kernel(
     out_ptr, x_ptr, weight_ptr, arena_ptr, a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, token_slot_ptr,
-    num_rows, stride_ot, stride_xt, site, num_sites, num_slots,
+    stride_ot, stride_xt, site, num_sites, num_slots,
     STRIDE_OH: tl.constexpr, STRIDE_XH: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_K: tl.constexpr,
     STRIDE_N: tl.constexpr, IN: tl.constexpr, IN_P2: tl.constexpr, OUT: tl.constexpr, COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr, HEAD_ROWS: tl.constexpr, FIRST: tl.constexpr, DOWN: tl.constexpr,
-    RANK_P2: tl.constexpr, SLOT_SCAN: tl.constexpr, PDL: tl.constexpr,
+    HEAD_ROWS: tl.constexpr, FIRST: tl.constexpr, DOWN: tl.constexpr, RANK_P2: tl.constexpr,
+    SLOT_SCAN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    first, head, n = head_place(OUT, COLUMNS, ROWS)
+    token, head, n = head_place(OUT, COLUMNS)
     weight = load_head_tile(weight_ptr, head, n, STRIDE_H, STRIDE_K, STRIDE_N, IN, IN_P2, OUT)
-    adapters = ()
-    for i in tl.static_range(ROWS):
-        slot = tl.load(token_slot_ptr + tl.minimum(first + i, num_rows - 1))
-        adapter = _load_adapter(
-            arena_ptr, a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, slot, site, num_sites, num_slots,
-            head, n, IN, IN_P2, OUT, HEAD_ROWS, FIRST, DOWN, RANK_P2, SLOT_SCAN,
-        )  # fmt: skip
-        adapters = adapters + (adapter,)  # noqa: RUF005 (Triton unpacks nothing into a tuple)
+    shrink, expand, rank = _load_adapter(
+        arena_ptr, a_offset_ptr, b_offset_ptr, rank_ptr, num_a_ptr, tl.load(token_slot_ptr + token), site,
+        num_sites, num_slots, head, n, IN, IN_P2, OUT, HEAD_ROWS, FIRST, DOWN, RANK_P2, SLOT_SCAN,
+    )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    for i in tl.static_range(ROWS):
-        # rows beyond the last one repeat it; they are never stored
-        token = tl.minimum(first + i, num_rows - 1)
-        x = load_head(x_ptr, token, head, stride_xt, STRIDE_XH, IN, IN_P2)
-        y = head_sums(x, weight)
-        shrink, expand, rank = adapters[i]
-        h = tl.sum(shrink.to(tl.float32) * x[:, None], axis=0)
-        delta = tl.sum(expand.to(tl.float32) * h[:, None], axis=0)
-        y = tl.where(rank > 0, y + delta, y)
-        out_at = out_ptr + token.to(tl.int64) * stride_ot + head * STRIDE_OH + n
-        tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=(n < OUT) & (first + i < num_rows))
+    x = load_head(x_ptr, token, head, stride_xt, STRIDE_XH, IN, IN_P2)
+    y = head_sums(x, weight)
+    h = tl.sum(shrink.to(tl.float32) * x[:, None], axis=0)
+    delta = tl.sum(expand.to(tl.float32) * h[:, None], axis=0)
+    y = tl.where(rank > 0, y + delta, y)
+    out_at = out_ptr + token.to(tl.int64) * stride_ot + head * STRIDE_OH + n
+    tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=n < OUT)
 
 
 def few_heads_lora(
@@ -132,7 +124,7 @@ def few_heads_lora(
     pdl = x.device.type == "cuda"
     _few_heads_lora_kernel[few_heads_grid(x, weight, tiles)](
         out, x, weight, tables.arena, tables.a_offset, tables.b_offset, tables.rank, tables.num_a,
-        segments.token_slot, x.shape[0], out.stride(0), x.stride(0), site, num_sites, num_slots,
+        segments.token_slot, out.stride(0), x.stride(0), site, num_sites, num_slots,
         **few_heads_constants(x, weight, out, tiles), HEAD_ROWS=rows.stride, FIRST=rows.first, DOWN=down,
         RANK_P2=triton.next_power_of_2(tables.max_rank),
         SLOT_SCAN=triton.next_power_of_2(num_slots) if num_slots <= MAX_SCANNED_SLOTS else 0, PDL=pdl,
@@ -156,6 +148,6 @@ def joined_heads(
         return False
     if tables.max_rank > MAX_JOINED_RANK or not takes_heads(x, weight, out):
         return False
-    tiles = select_few_heads(x.shape[0], *weight.shape[1:], tables.max_rank)
+    tiles = select_few_heads(*weight.shape[1:])
     few_heads_lora(x, weight, out, segments, tables, site, rows, tiles, down=down)
     return True

@@ -310,7 +310,7 @@ def _few_heads(dtype: torch.dtype) -> SmallProblem:
         at, adapters, matrix, inputs = moved((slots, tables, up, xs), device)
         segments = make_lora_segments(at, 3, LoraWorkspace(device))
         outs = tuple(poisoned(out, device) for out in expected)
-        tiles = FewHeadsTiles(16, 2)
+        tiles = FewHeadsTiles(16)
         for i, ((down, rows, weight), x) in enumerate(zip(ways(matrix), inputs, strict=True)):
             own = x[..., : weight.shape[1]]
             few_heads_linear(own, weight, outs[2 * i], tiles)
