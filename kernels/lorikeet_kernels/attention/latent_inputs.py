@@ -174,10 +174,8 @@ def latent_inputs(
             f"latent_inputs: a latent of {latent.shape[-1]} and a key of {key.shape[-1]} elements do not fit "
             f"cache {tuple(cache.shape)} and absorbed queries {tuple(absorbed.shape)}"
         )
-    if query_delta is not None and query_delta.shape != q.shape:
-        raise ValueError(f"latent_inputs: delta {tuple(query_delta.shape)} for queries {tuple(q.shape)}")
-    if delta is not None and delta.shape != (latent.shape[0], width):
-        raise ValueError(f"latent_inputs: delta {tuple(delta.shape)} for rows of {width} elements")
+    _check_delta(query_delta, q, q.shape)
+    _check_delta(delta, latent, torch.Size((latent.shape[0], width)))
     if 2 * table.shape[-1] != key.shape[-1]:
         raise ValueError(f"latent_inputs: table {tuple(table.shape)} does not fit keys {tuple(key.shape)}")
     where = (q, latent, key, absorbed, cache, slot_mapping, positions, table, weight, eps)
@@ -186,6 +184,16 @@ def latent_inputs(
     return prepare_latents(
         *where, interleaved=interleaved, query_delta=query_delta, delta=delta, delta_is_joined=delta_is_joined
     )
+
+
+def _check_delta(delta: torch.Tensor | None, rows: torch.Tensor, shape: torch.Size) -> None:
+    if delta is None:
+        return
+    if delta.shape != shape or delta.dtype != torch.float32 or delta.stride() != rows.stride():
+        raise ValueError(
+            f"latent_inputs: a delta, {delta.dtype} {tuple(delta.shape)} {delta.stride()}, must be float32 "
+            f"{tuple(shape)} with its rows' strides, {rows.stride()}"
+        )
 
 
 def prepare_latents(
@@ -223,12 +231,6 @@ def prepare_latents(
             f"cache and absorbed; latent and key must be parts of one tensor's rows, their strides are "
             f"{latent.stride()} and {key.stride()}"
         )
-    for added, rows in ((query_delta, q), (delta, latent)):
-        if added is not None and (added.dtype != torch.float32 or added.stride() != rows.stride()):
-            raise ValueError(
-                f"latent_inputs: a delta, {added.dtype} {added.stride()}, must be float32 with its rows' "
-                f"strides, {rows.stride()}"
-            )
     block = HEADS_PER_PROGRAM if query_delta is None else HEADS_WITH_DELTA
     normed = torch.empty((num_tokens, latent_dim), dtype=q.dtype, device=q.device)
     pdl = q.device.type == "cuda"

@@ -113,12 +113,27 @@ def _dependent(x: torch.Tensor, *, is_dependent: bool) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if is_dependent and x.device.type == "cuda" else {"PDL": False}
 
 
+def _check_added(
+    pairs: torch.Size, dtype: torch.dtype, delta: torch.Tensor | None, shared: SharedRows | None
+) -> None:
+    """Raise ValueError where what is added to pairs [T, K, H], or to their sum, is not as these."""
+    num_tokens, _, width = pairs
+    added = [] if delta is None else [(delta, pairs, dtype)]
+    if shared is not None:
+        added.append((shared.y, torch.Size((num_tokens, width)), dtype))
+        if shared.delta is not None:
+            added.append((shared.delta, shared.y.shape, torch.float32))
+    for rows, shape, wanted in added:
+        if rows.shape != shape or rows.dtype != wanted or not rows.is_contiguous():
+            raise ValueError(
+                f"moe_sum: added rows {rows.dtype} {tuple(rows.shape)}, strides {rows.stride()}: pass "
+                f"contiguous {wanted} {tuple(shape)}"
+            )
+
+
 def _shared_arguments(out: torch.Tensor, shared: SharedRows | None) -> dict[str, object]:
     """The kernel's arguments of the rows that are added last."""
     y, delta = (None, None) if shared is None else (shared.y, shared.delta)
-    for rows, dtype in ((y, out.dtype), (delta, torch.float32)):
-        if rows is not None and (rows.shape != out.shape or rows.dtype != dtype or not rows.is_contiguous()):
-            raise ValueError(f"moe_sum: shared rows {rows.dtype} {tuple(rows.shape)} for {tuple(out.shape)}")
     return {
         "shared_ptr": out if y is None else y, "shared_delta_ptr": out if delta is None else delta,
         "HAS_SHARED": y is not None, "HAS_SHARED_DELTA": delta is not None,
@@ -130,6 +145,7 @@ def moe_sum(x: torch.Tensor, shared: SharedRows | None = None) -> torch.Tensor:
     if x.dim() != 3:
         raise ValueError(f"moe_sum: expected [T, K, H], got {tuple(x.shape)}")
     if x.device.type == "cpu":
+        _check_added(x.shape, x.dtype, None, shared)
         return moe_sum_reference(x, shared)
     return sum_pairs(x, x.new_empty((x.shape[0], x.shape[2])), shared=shared)
 
@@ -144,6 +160,7 @@ def sum_pairs(
 ) -> torch.Tensor:
     """Launch: `out` [T, H] becomes the sum of x [T, K, H], each pair with its `delta` where given."""
     num_tokens, top_k, width = x.shape
+    _check_added(x.shape, out.dtype, delta, shared)
     if num_tokens > 0:
         _moe_sum_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
             out, x.contiguous(), x, x, x, x if delta is None else delta, num_tokens=num_tokens,
@@ -172,6 +189,7 @@ def moe_sum_parts(
     if parts.dtype != torch.float32 or out.shape != (num_tokens, width) or not parts.is_contiguous():
         raise ValueError(f"moe_sum_parts: parts {parts.dtype} {tuple(parts.shape)}, out {tuple(out.shape)}")
     if out.device.type == "cpu":
+        _check_added(parts.shape[1:], out.dtype, delta, shared)
         return moe_sum_parts_reference(
             parts, out, topk_ids, topk_weights, bias=bias, delta=delta, shared=shared
         )
@@ -193,6 +211,7 @@ def sum_parts(
 ) -> torch.Tensor:
     """Launch; `moe_sum_parts` on a GPU, and what the interpreter tests."""
     num_parts, num_tokens, top_k, width = parts.shape
+    _check_added(parts.shape[1:], out.dtype, delta, shared)
     if num_tokens > 0:
         _moe_sum_kernel[(num_tokens, triton.cdiv(width, BLOCK))](
             out, parts, topk_ids, topk_weights, parts if bias is None else bias,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lorikeet_kernels.attention.latent_attention import latent_attention
+from lorikeet_kernels.attention.latent_inputs import latent_inputs
 from lorikeet_kernels.benchmarking.latent_problem import exact_latent_attention, make_latent_problem
 from lorikeet_kernels.testing import relative_error
 
@@ -50,3 +51,30 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         latent_attention(problem.q[..., :15], problem.cache, problem.metadata, 1.0, problem.empty_out())
     with pytest.raises(ValueError, match="does not fit queries"):
         latent_attention(problem.q, problem.cache, problem.metadata, 1.0, torch.empty(3, 2, 16))
+
+
+def test_deltas_that_the_inputs_do_not_take() -> None:
+    """Other shapes and dtypes, and strides that are not those of the rows which they are added to."""
+    heads, latent, rope, plain = 2, 12, 4, 6
+    width, dim = latent + rope, plain + rope
+    down = torch.ones(3, heads * dim + width)
+    places = torch.zeros(3, dtype=torch.int64)
+
+    def queries(rows: torch.Tensor) -> torch.Tensor:
+        return rows[:, : heads * dim].view(3, heads, dim)
+
+    def prepare(query_delta: torch.Tensor | None, delta: torch.Tensor | None) -> None:
+        latent_inputs(
+            queries(down), down[:, -width:-rope], down[:, -rope:], torch.empty(3, heads, width),
+            torch.empty(2, 2, 1, width), places, places, torch.ones(1, 2, rope // 2), torch.ones(latent),
+            eps=1e-6, interleaved=False, query_delta=query_delta, delta=delta,
+        )  # fmt: skip
+
+    added = torch.ones_like(down)
+    prepare(queries(added), added[:, -width:])
+    for query_delta in (queries(added)[:1], queries(added.bfloat16()), queries(added).contiguous()):
+        with pytest.raises(ValueError, match="latent_inputs: a delta"):
+            prepare(query_delta, None)
+    for delta in (added[:1, -width:], added.bfloat16()[:, -width:], added[:, -width:].contiguous()):
+        with pytest.raises(ValueError, match="latent_inputs: a delta"):
+            prepare(None, delta)

@@ -1,6 +1,7 @@
 """Dense and grouped projections, their row independence, activation and sum."""
 
 import math
+from functools import partial
 from typing import cast
 
 import pytest
@@ -14,7 +15,7 @@ from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.expert_linear import expert_linear
 from lorikeet_kernels.experts.moe_experts import ExpertProjection, moe_experts
-from lorikeet_kernels.experts.moe_sum import moe_sum
+from lorikeet_kernels.experts.moe_sum import SharedRows, moe_sum, moe_sum_parts, sum_pairs
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight
 from lorikeet_kernels.experts.mxfp4_layout import lay_out_mxfp4
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
@@ -168,6 +169,31 @@ def test_misfits_are_refused() -> None:
         gated_activation(torch.ones(2, 5))
     with pytest.raises(ValueError, match=r"\[T, K, H\]"):
         moe_sum(torch.ones(2, 5))
+
+
+def test_rows_that_a_sum_does_not_take() -> None:
+    """None is broadcast, changes the result's dtype or is read with strides that it lacks: also on a CPU."""
+    x, y = torch.ones(2, 3, 8).bfloat16(), torch.ones(2, 8).bfloat16()
+    parts, ids, weights = torch.ones(2, 2, 3, 8), torch.zeros(2, 3, dtype=torch.int32), torch.ones(2, 3)
+    sums = (
+        lambda shared, delta=None: moe_sum_parts(
+            parts, torch.empty_like(y), ids, weights, delta=delta, shared=shared
+        ),
+        lambda shared, delta=None: sum_pairs(x, torch.empty_like(y), delta=delta, shared=shared),
+    )
+    wrong = (
+        SharedRows(y[:1]), SharedRows(y.float()), SharedRows(y.T.contiguous().T),
+        SharedRows(y, y), SharedRows(y, y[:1].float()), SharedRows(y, y.float().T.contiguous().T),
+    )  # fmt: skip
+    for shared in wrong:
+        for add_up in (partial(moe_sum, x), *sums):
+            with pytest.raises(ValueError, match="moe_sum: added rows"):
+                add_up(shared)
+    for delta in (x[:1], x.float(), x.transpose(0, 1).contiguous().transpose(0, 1)):
+        for add_up in sums:
+            with pytest.raises(ValueError, match="moe_sum: added rows"):
+                add_up(None, delta)
+    assert moe_sum(x, SharedRows(y, y.float())).dtype == torch.bfloat16
 
 
 def test_unknown_row_order_is_refused() -> None:
