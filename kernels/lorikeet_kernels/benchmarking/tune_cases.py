@@ -26,7 +26,7 @@ from lorikeet_kernels.lora.grouped_shrink import grouped_shrink
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.lora.output_lanes import PairLane, gate_up_lanes, site_lanes
-from lorikeet_kernels.lora.pair_lora import MAX_SITES, pair_lora
+from lorikeet_kernels.lora.pair_lora import pair_lora
 from lorikeet_kernels.lora.register_segments import register_segments
 from lorikeet_kernels.lora.segment_lora import segment_lora
 from lorikeet_kernels.tiling import (
@@ -190,7 +190,7 @@ def _grouped_launch(
     splits = tiles.splits if isinstance(tiles, ShrinkTiles) else 1
     # random: on zeros a card runs faster than on what it will serve
     h = torch.randn((splits, blocks.order.shape[0], len(sites), halves, tables.max_rank), device=x.device)
-    padded = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
+    padded = tables.padded_sites(sites)
     if isinstance(tiles, ShrinkTiles):
         return lambda: grouped_shrink(h, x, blocks, tables, padded, tiles, x_div=x_div)
     return lambda: grouped_expand(

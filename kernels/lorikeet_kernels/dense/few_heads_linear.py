@@ -23,6 +23,7 @@ import triton.language as tl
 from lorikeet_kernels.tiling.few_heads_tiles import FewHeadsTiles
 
 ALIGNED = 8  # numbers of 16 bytes
+ALIGNED_BYTES = 16
 
 
 @triton.jit
@@ -87,7 +88,27 @@ def takes_heads(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> boo
         and x.stride(2) == out.stride(2) == 1
         and 1 in weight.stride()[1:]
         and (x.stride(0) | x.stride(1)) % ALIGNED == 0
+        and (x.data_ptr() | weight.data_ptr() | out.data_ptr()) % ALIGNED_BYTES == 0
     )
+
+
+def check_head_shapes(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Raise ValueError where heads, inputs, outputs or rows differ."""
+    num_heads, in_features, out_features = weight.shape
+    if x.shape[1:] != (num_heads, in_features) or out.shape != (x.shape[0], num_heads, out_features):
+        raise ValueError(
+            f"heads' weight {tuple(weight.shape)} does not fit x {tuple(x.shape)} and out {tuple(out.shape)}"
+        )
+
+
+def check_few_heads(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Raise ValueError where the kernel would read or write other memory, or be compiled anew."""
+    check_head_shapes(x, weight, out)
+    if not takes_heads(x, weight, out):
+        raise ValueError(
+            f"few heads: x {x.dtype} {x.stride()}, weight {weight.dtype} {weight.stride()} and out "
+            f"{out.dtype} {out.stride()} must be of 16 bits, their rows contiguous, 16 bytes aligned"
+        )
 
 
 def few_heads_constants(
@@ -118,11 +139,7 @@ def few_heads_linear(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: FewHeadsTiles
 ) -> torch.Tensor:
     """Write the projections into `out` and return it; see this module's docstring."""
-    if not takes_heads(x, weight, out):
-        raise ValueError(
-            f"few_heads_linear: x {x.dtype} {x.stride()}, weight {weight.dtype} {weight.stride()} and out "
-            f"{out.dtype} {out.stride()} must be of 16 bits, their rows contiguous, 16 bytes aligned"
-        )
+    check_few_heads(x, weight, out)
     pdl = x.device.type == "cuda"
     _few_heads_kernel[few_heads_grid(x, weight, tiles)](
         out, x, weight, out.stride(0), x.stride(0), **few_heads_constants(x, weight, out, tiles),

@@ -154,24 +154,11 @@ def few_rows_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tiles: FewRowsTiles
 ) -> torch.Tensor:
     """Write the projection into `out` [T, out] and return it; see this module's docstring."""
-    num_rows, (out_features, in_features) = x.shape[0], weight.shape
-    if (
-        not 1 <= num_rows <= MAX_FEW_ROWS
-        or x.shape[1] != in_features
-        or out.shape != (num_rows, out_features)
-    ):
-        raise ValueError(
-            f"few_rows_linear: x {tuple(x.shape)} and out {tuple(out.shape)} for {tuple(weight.shape)}"
-        )
-    if not takes(x, weight) or not out.is_contiguous() or out.dtype != x.dtype:
-        raise ValueError(
-            "few_rows_linear: x, weight and out must be contiguous, of 16 bits, 16 bytes aligned"
-        )
+    check_few_rows(x, weight, bias, out, tiles)
+    num_rows, out_features = out.shape
     if tiles.products:
         few_rows_products(x, weight, bias, out, tiles)
         return out
-    if num_rows > MAX_LANE_ROWS:
-        raise ValueError(f"few_rows_linear: {tiles} take {MAX_LANE_ROWS} rows at most, not {num_rows}")
     pdl = x.device.type == "cuda"
     _few_rows_kernel[(triton.cdiv(out_features, tiles.rows),)](
         out, x.view(torch.int32), weight.view(torch.int32), out if bias is None else bias,
@@ -181,6 +168,31 @@ def few_rows_linear(
         **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out
+
+
+def check_few_rows(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tiles: FewRowsTiles
+) -> None:
+    """Raise ValueError where the kernels do not take these."""
+    num_rows, (out_features, in_features) = x.shape[0], weight.shape
+    most = MAX_FEW_ROWS if tiles.products else MAX_LANE_ROWS
+    if not 1 <= num_rows <= most:
+        raise ValueError(f"few rows: {tiles} take {most} rows at most, not {num_rows}")
+    if x.shape[1] != in_features or out.shape != (num_rows, out_features):
+        raise ValueError(
+            f"few rows: x {tuple(x.shape)} and out {tuple(out.shape)} for weight {tuple(weight.shape)}"
+        )
+    if not takes(x, weight) or not out.is_contiguous() or out.dtype != x.dtype:
+        raise ValueError(
+            f"few rows: x, weight and out must be contiguous, of 16 bits, {VECTOR_BYTES} bytes aligned"
+        )
+    check_bias(bias, out_features)
+
+
+def check_bias(bias: torch.Tensor | None, out_features: int) -> None:
+    """Raise ValueError unless it has a number for each output, side by side."""
+    if bias is not None and (bias.shape != (out_features,) or not bias.is_contiguous()):
+        raise ValueError(f"bias {tuple(bias.shape)}, strides {bias.stride()}, for {out_features} outputs")
 
 
 def few_rows_constants(num_rows: int, weight: torch.Tensor, tiles: FewRowsTiles) -> dict[str, int]:

@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lorikeet_kernels.dense.few_rows_linear import LANES, joined
+from lorikeet_kernels.dense.few_rows_linear import LANES, check_bias, joined
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.quantize_rows import GROUP, QuantizedRows
 from lorikeet_kernels.tiling.few_rows_tiles import VECTOR_BYTES, FewRowsTiles
@@ -156,7 +156,7 @@ def fp8_few_rows(
     x: QuantizedRows, weight: Fp8Weight, out: torch.Tensor, tiles: FewRowsTiles, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Write the projection into `out` [T, out] and return it; see this module's docstring."""
-    check_fp8_few_rows(x, weight, out)
+    check_fp8_few_rows(x, weight, out, bias)
     out_features, in_features = weight.shape
     on_gpu = out.device.type == "cuda"
     _fp8_few_rows_kernel[(triton.cdiv(out_features, tiles.rows),)](
@@ -168,7 +168,9 @@ def fp8_few_rows(
     return out
 
 
-def check_fp8_few_rows(x: QuantizedRows, weight: Fp8Weight, out: torch.Tensor) -> None:
+def check_fp8_few_rows(
+    x: QuantizedRows, weight: Fp8Weight, out: torch.Tensor, bias: torch.Tensor | None
+) -> None:
     """Refuse what the kernel does not read."""
     num_rows, (out_features, in_features) = out.shape[0], weight.shape
     tensors = (x.values, x.scales, weight.values, weight.scales, out)
@@ -178,8 +180,11 @@ def check_fp8_few_rows(x: QuantizedRows, weight: Fp8Weight, out: torch.Tensor) -
         or out.shape[1] != out_features
     ):
         raise ValueError(f"fp8_few_rows: x {tuple(x.values.shape)} and out {tuple(out.shape)}")
+    if x.scales.shape != (num_rows, -(-in_features // GROUP) if weight.kind == "block" else 1):
+        raise ValueError(f"fp8_few_rows: scales {tuple(x.scales.shape)} of x {tuple(x.values.shape)}")
     if in_features % VECTOR_BYTES or not all(tensor.is_contiguous() for tensor in tensors):
         raise ValueError(f"fp8_few_rows: contiguous tensors of rows of {VECTOR_BYTES} bytes, please")
+    check_bias(bias, out_features)
 
 
 def num_fp8_chunks(in_features: int, tiles: FewRowsTiles) -> int:

@@ -10,7 +10,7 @@ in place, or `few_heads_linear`. `batch_invariant` is as in `linear`.
 import torch
 from torch.nn import functional as F
 
-from lorikeet_kernels.dense.few_heads_linear import few_heads_linear, takes_heads
+from lorikeet_kernels.dense.few_heads_linear import check_head_shapes, few_heads_linear, takes_heads
 from lorikeet_kernels.dense.linear import ROW_TILE
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.tiling.few_heads_tiles import select_few_heads, takes_few_heads
@@ -35,15 +35,10 @@ def head_linear(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, batch_invariant: bool = False
 ) -> torch.Tensor:
     """Write the projections into `out` and return it."""
-    num_heads, in_features, out_features = weight.shape
-    if x.shape[1:] != (num_heads, in_features) or out.shape != (x.shape[0], num_heads, out_features):
-        raise ValueError(
-            f"head_linear: weight {tuple(weight.shape)} does not fit x {tuple(x.shape)} and out "
-            f"{tuple(out.shape)}"
-        )
+    check_head_shapes(x, weight, out)
     if x.device.type != "cpu" and not batch_invariant:
         if takes_few_heads(x.shape[0], device_name(x)) and takes_heads(x, weight, out):
-            tiles = select_few_heads(in_features, out_features)
+            tiles = select_few_heads(*weight.shape[1:])
             return few_heads_linear(x, weight, out, tiles)
         torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
         return out

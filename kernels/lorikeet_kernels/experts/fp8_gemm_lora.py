@@ -25,6 +25,7 @@ from lorikeet_kernels.dense.quantize_rows import GROUP, QuantizedRows
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
 from lorikeet_kernels.experts.fp8_gemm import check_fp8_gemm, fp8_gemm_program, scale_kind
 from lorikeet_kernels.lora.joined_delta import JoinedSites, delta_arguments, delta_program
+from lorikeet_kernels.lora.pair_lora import check_routed
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
 
 
@@ -89,9 +90,18 @@ def fp8_gemm_lora(
     started after the routing had ended.
     """
     check_fp8_gemm(quantized, weight, blocks, out, tiles, None, None)
+    check_routed(topk_ids, topk_weights)
     num_pairs, (_, out_features, in_features) = topk_ids.numel(), weight.shape
-    if x.dim() != 3 or tiles.kernel != "decode" or adapters.top_k != blocks.top_k:
-        raise ValueError(f"fp8_gemm_lora: x {tuple(x.shape)} and {tiles} for top_k {adapters.top_k}")
+    if tiles.kernel != "decode" or not topk_ids.shape[1] == adapters.top_k == blocks.top_k:
+        raise ValueError(f"fp8_gemm_lora: {tiles} and {blocks.top_k} experts a token for {adapters.top_k}")
+    fits = x.shape == (*topk_ids.shape, in_features) and delta.shape == (*topk_ids.shape, out_features)
+    if not fits or blocks.order.shape[0] != num_pairs:
+        raise ValueError(
+            f"fp8_gemm_lora: x {tuple(x.shape)}, delta {tuple(delta.shape)} and {blocks.order.shape[0]} "
+            f"pairs in blocks for topk_ids {tuple(topk_ids.shape)} and weight {tuple(weight.shape)}"
+        )
+    if bias is not None and (bias.shape != weight.shape[:2] or not bias.is_contiguous()):
+        raise ValueError(f"fp8_gemm_lora: bias {tuple(bias.shape)} for weight {tuple(weight.shape)}")
     rows, added = x.view(num_pairs, in_features), delta.view(num_pairs, out_features)
     first, of_delta = delta_arguments(rows, added, adapters, tiles.num_warps, x.dtype)
     is_split, pdl = tiles.splits > 1, x.device.type == "cuda"

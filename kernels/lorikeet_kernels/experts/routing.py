@@ -279,6 +279,8 @@ def route_rows(
     )  # fmt: skip
     if lora is not None and (lora.x.shape[0] != num_tokens or not lora.x.is_contiguous()):
         raise ValueError(f"router's adapters see rows {tuple(lora.x.shape)} for {num_tokens} tokens")
+    if lora is not None:
+        lora.tables.check_sites(lora.site)
     if source_rows is not None and source_rows.shape != (num_tokens,):
         raise ValueError(f"{tuple(source_rows.shape)} source rows for {num_tokens} tokens")
     pdl = logits.device.type == "cuda"

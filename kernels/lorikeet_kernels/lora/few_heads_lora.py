@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from lorikeet_kernels.dense.few_heads_linear import (
+    check_few_heads,
     few_heads_constants,
     few_heads_grid,
     head_place,
@@ -116,10 +117,14 @@ def few_heads_lora(
 
     Weights, tables and `segments` are read while the launch before still runs.
     """
-    if not takes_heads(x, weight, out) or tables.arena.dtype != x.dtype:
-        raise ValueError(f"few_heads_lora: {x.dtype}, {weight.dtype}, {out.dtype}, {tables.arena.dtype}")
-    if segments.token_slot.shape[0] != x.shape[0] or rows.count != (x if down else out).shape[-1]:
-        raise ValueError(f"few_heads_lora: {rows} or the batch do not fit x {tuple(x.shape)}")
+    check_few_heads(x, weight, out)
+    rows.check(x, out, down=down)
+    tables.check_sites(site)
+    if segments.token_slot.shape[0] != x.shape[0] or tables.arena.dtype != x.dtype:
+        raise ValueError(
+            f"few_heads_lora: x {tuple(x.shape)}, {x.dtype}, is of another batch than the segments or of "
+            f"another dtype than the arena, {tables.arena.dtype}"
+        )
     num_slots, num_sites = tables.rank.shape
     pdl = x.device.type == "cuda"
     _few_heads_lora_kernel[few_heads_grid(x, weight, tiles)](

@@ -21,9 +21,9 @@ import torch
 import triton
 import triton.language as tl
 
-from lorikeet_kernels.dense.few_rows_linear import few_rows_constants, few_rows_program, takes
+from lorikeet_kernels.dense.few_rows_linear import check_few_rows, few_rows_constants, few_rows_program
 from lorikeet_kernels.lora.joined_delta import JoinedSites, delta_arguments, delta_program
-from lorikeet_kernels.tiling.few_rows_tiles import MAX_LANE_ROWS, FewRowsTiles
+from lorikeet_kernels.tiling.few_rows_tiles import FewRowsTiles
 
 
 @triton.jit(
@@ -70,10 +70,9 @@ def few_rows_lora(
     Weights, tables and segments are read while the launch before still runs.
     """
     num_rows, columns = x.shape[0], weight.shape[0]
-    if not 1 <= num_rows <= MAX_LANE_ROWS or few.products or not takes(x, weight):
-        raise ValueError(f"few_rows_lora: x {tuple(x.shape)}, weight {tuple(weight.shape)}, {few}")
-    if out.shape != delta.shape or out.shape != (num_rows, columns) or out.dtype != x.dtype:
-        raise ValueError(f"few_rows_lora: out {out.dtype} {tuple(out.shape)} for {num_rows} x {columns}")
+    check_few_rows(x, weight, bias, out, few)
+    if few.products or delta.shape != out.shape:
+        raise ValueError(f"few_rows_lora: delta {tuple(delta.shape)} for out {tuple(out.shape)}, {few}")
     first, of_delta = delta_arguments(x, delta, adapters, few.num_warps)
     base = few_rows_constants(num_rows, weight, few)
     pdl = x.device.type == "cuda"

@@ -77,7 +77,9 @@ def fp8_few_rows_lora(
 
     Weights, tables and segments are read while the launch before still runs.
     """
-    check_fp8_few_rows(quantized, weight, out)
+    check_fp8_few_rows(quantized, weight, out, bias)
+    if x.shape != quantized.values.shape or delta.shape != out.shape:
+        raise ValueError(f"fp8_few_rows_lora: x {tuple(x.shape)}, delta {tuple(delta.shape)}")
     first, of_delta = delta_arguments(x, delta, adapters, few.num_warps)
     out_features, in_features = weight.shape
     pdl = x.device.type == "cuda"

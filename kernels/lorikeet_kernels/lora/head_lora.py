@@ -46,6 +46,12 @@ class HeadRows:
     first: int
     count: int
 
+    def check(self, x: torch.Tensor, out: torch.Tensor, *, down: bool) -> None:
+        """Raise ValueError unless B's rows are such heads' inputs with `down`, else their outputs."""
+        fits = 0 <= self.first <= self.first + self.count <= self.stride
+        if not fits or self.count != (x if down else out).shape[-1]:
+            raise ValueError(f"{self} do not fit x {tuple(x.shape)} and out {tuple(out.shape)}, {down=}")
+
 
 def head_lora_reference(
     out: torch.Tensor,
@@ -189,9 +195,8 @@ def head_lora(
             f"head_lora: out {tuple(out.shape)} and x {tuple(x.shape)} must have {num_tokens} rows and "
             "as many heads as each other"
         )
-    fits = 0 <= rows.first <= rows.first + rows.count <= rows.stride
-    if rows.count != (x if down else out).shape[-1] or not fits:
-        raise ValueError(f"head_lora: {rows} do not fit x {tuple(x.shape)} and out {tuple(out.shape)}")
+    rows.check(x, out, down=down)
+    tables.check_sites(site)
     if out.stride(2) != 1 or x.stride(2) != 1:
         raise ValueError(f"head_lora: a head must be contiguous, strides {out.stride()} and {x.stride()}")
     if not out.dtype == x.dtype == tables.arena.dtype:

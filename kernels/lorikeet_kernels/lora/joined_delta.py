@@ -23,11 +23,13 @@ import triton.language as tl
 from lorikeet_kernels.lora.lora_segments import LoraSegments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.output_lanes import site_lanes
-from lorikeet_kernels.lora.pair_lora import MAX_SITES, expand_tile, plan_pairs, shrink_part
+from lorikeet_kernels.lora.pair_lora import expand_tile, plan_pairs, shrink_part
 from lorikeet_kernels.tiling import PairTiles
 
 MAX_JOINED_RANK = 32
 """Beyond, an expanding program may have fewer warps than the projection's."""
+ALIGNED_BYTES = 16
+"""Of rows: Triton compiles another kernel for those that lie between."""
 LANE_VALUES = 8
 """Numbers of 16 bits that a lane loads at once, and adds up before it meets other lanes."""
 
@@ -96,21 +98,30 @@ def delta_arguments(
     num_warps: int,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[int, dict[str, Any]]:
-    """How many programs come first in a launch of so many warps each, and `delta_program`'s arguments."""
+    """How many programs come first in a launch of so many warps each, and `delta_program`'s arguments.
+
+    Raises:
+        ValueError: x, delta, adapters do not fit together or are not what the programs read.
+    """
     segments, tables, sites = adapters.segments, adapters.tables, adapters.sites
     (num_rows, in_features), columns = x.shape, sum(adapters.out_features)
     if tables.max_rank > MAX_JOINED_RANK or not x.is_contiguous() or x.dtype != tables.arena.dtype:
         raise ValueError(f"joined delta: rank {tables.max_rank}, x {x.dtype}, strides {x.stride()}")
     if delta.shape != (num_rows, columns) or delta.dtype != dtype or not delta.is_contiguous():
         raise ValueError(f"joined delta: {delta.dtype} {tuple(delta.shape)} for {num_rows} x {columns}")
+    if (x.data_ptr() | delta.data_ptr()) % ALIGNED_BYTES:
+        raise ValueError(f"joined delta: x and delta must be {ALIGNED_BYTES} bytes aligned")
     if segments.token_slot.shape[0] * adapters.top_k != num_rows:
         raise ValueError(f"joined delta: segments are of another batch than x {tuple(x.shape)}")
+    if len(sites) != len(adapters.out_features):
+        raise ValueError(f"joined delta: sites {sites} of {adapters.out_features} columns")
+    site0, site1, site2 = tables.padded_sites(sites)
     plan = plan_pairs(
-        in_features, columns, tables, sites, site_lanes(adapters.out_features, adapters.num_slices),
-        replace(adapters.tiles, num_warps=num_warps), segments.workspace,
+        num_rows, in_features, columns, tables, sites,
+        site_lanes(adapters.out_features, adapters.num_slices), replace(adapters.tiles, num_warps=num_warps),
+        segments.workspace,
     )  # fmt: skip
     num_slots, num_sites = tables.rank.shape
-    site0, site1, site2 = *sites, *sites[:1] * (MAX_SITES - len(sites))
     return num_rows * plan.programs_a_pair, {
         "delta_ptr": delta,
         "rows_ptr": x,

@@ -8,7 +8,7 @@ from lorikeet_kernels.dense.quantize_rows import quantize_rows
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.lora.few_rows_lora import few_rows_lora
 from lorikeet_kernels.lora.fp8_few_rows_lora import fp8_few_rows_lora
-from lorikeet_kernels.lora.joined_delta import MAX_JOINED_RANK, JoinedSites, add_alike
+from lorikeet_kernels.lora.joined_delta import ALIGNED_BYTES, MAX_JOINED_RANK, JoinedSites, add_alike
 from lorikeet_kernels.lora.lora_segments import LoraSegments
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.tiling import OpShape, select_pair
@@ -48,7 +48,7 @@ def joined_linear(
 def _tiles(x: torch.Tensor, weight: torch.Tensor | Fp8Weight) -> FewRowsTiles | None:
     """Those with which `linear` or `fp8_linear` projects such rows, None where another kernel does."""
     num_rows, (columns, in_features) = x.shape[0], weight.shape
-    if not x.is_cuda or not x.is_contiguous() or x.element_size() != 2:
+    if not x.is_cuda or not x.is_contiguous() or x.element_size() != 2 or x.data_ptr() % ALIGNED_BYTES:
         return None
     if isinstance(weight, Fp8Weight):
         return select_lanes(num_rows, columns, in_features)

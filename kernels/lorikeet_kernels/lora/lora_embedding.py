@@ -75,6 +75,7 @@ def lora_embedding(
             f"out {tuple(out.shape)}, token_ids {tuple(token_ids.shape)} and token_slot"
             f" {tuple(segments.token_slot.shape)} must have one row a token"
         )
+    tables.check_sites(site)
     if out.device.type == "cpu":
         lora_embedding_reference(out, token_ids, segments, tables, site)
         return

@@ -22,7 +22,7 @@ from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_weights import add_rounded, site_a, site_b, site_rank
 from lorikeet_kernels.lora.no_delta import NO_DELTA
 from lorikeet_kernels.lora.output_lanes import site_lanes
-from lorikeet_kernels.lora.pair_lora import MAX_SITES, pair_lora
+from lorikeet_kernels.lora.pair_lora import pair_lora
 from lorikeet_kernels.lora.register_segments import register_segments
 from lorikeet_kernels.lora.segment_lora import segment_lora
 from lorikeet_kernels.tiling import (
@@ -101,8 +101,7 @@ def _check(
             f"out {tuple(out.shape)} and x {tuple(x.shape)} must have {num_tokens} rows, and out"
             f" {sum(out_features)} columns, the sum of out_features {out_features}"
         )
-    if not 1 <= len(sites) <= MAX_SITES:
-        raise ValueError(f"{len(sites)} sites {sites}: one call fuses 1 to {MAX_SITES}")
+    tables.check_sites(*sites)
     if not out.is_contiguous() or not x.is_contiguous():
         raise ValueError(f"out strides {out.stride()} and x strides {x.stride()}: both must be contiguous")
     if len(sites) != len(out_features) or (num_slices is not None and len(num_slices) != len(sites)):
@@ -174,7 +173,7 @@ def lora_linear(
         dtype=torch.float32,
         device=x.device,
     )
-    padded = (*sites, *(sites[0],) * (MAX_SITES - len(sites)))
+    padded = tables.padded_sites(sites)
     grouped_shrink(h, x, segments.blocks, tables, padded, shrink_tiles, x_div=1)
     expand_tiles = select_expand(shape, segments.blocks.block_m, device)
     grouped_expand(out, h, None, segments.blocks, tables, padded, lanes, expand_tiles, accumulate=accumulate)

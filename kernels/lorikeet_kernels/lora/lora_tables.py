@@ -6,6 +6,8 @@ import numpy as np
 import torch
 
 BASE_SLOT = -1
+MAX_SITES = 3
+"""Sites that one launch takes, side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,23 @@ class LoraTables:
     shared_host: HostTables | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.max_rank < 1:
+            raise ValueError(f"tables' max_rank is {self.max_rank}: kernels are compiled for 1 or more")
         shared = None if self.rank.is_cuda else self.copy_to_host()
         object.__setattr__(self, "shared_host", shared)
+
+    def check_sites(self, *sites: int) -> None:
+        """Raise ValueError unless one launch can take these: kernels look them up unchecked."""
+        num_sites = self.rank.shape[1]
+        if not 1 <= len(sites) <= MAX_SITES or min(sites) < 0 or max(sites) >= num_sites:
+            raise ValueError(
+                f"{len(sites)} sites {sites}: one call fuses 1 to {MAX_SITES} of the tables' {num_sites}"
+            )
+
+    def padded_sites(self, sites: tuple[int, ...]) -> tuple[int, ...]:
+        """As many as kernels take, the first one repeated; ValueError as from `check_sites`."""
+        self.check_sites(*sites)
+        return (*sites, *sites[:1] * (MAX_SITES - len(sites)))
 
     def copy_to_host(self) -> HostTables:
         """The tables as they are now; waits for the device. In host memory no bytes are copied."""

@@ -13,7 +13,7 @@ from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_weights import largest_rank
 from lorikeet_kernels.lora.moe_groups import MoeGroups
 from lorikeet_kernels.lora.output_lanes import gate_up_lanes, site_lanes
-from lorikeet_kernels.lora.pair_lora import pair_lora
+from lorikeet_kernels.lora.pair_lora import check_routed, pair_lora
 from lorikeet_kernels.tiling import OpShape, is_ungrouped, select_pair, select_shrink
 
 
@@ -35,7 +35,7 @@ def moe_lora_gate_up(
     is none: for a base GEMM that runs beside it on another stream.
     """
     check_row_order(row_order)
-    _check(out, x, topk_ids, groups, segments, tables)
+    _check(out, x, topk_ids, groups, segments, tables, site)
     if topk_ids.numel() == 0:
         return
     if _is_decode(topk_ids, groups, tables):
@@ -79,11 +79,8 @@ def moe_lora_down(
 
     `accumulate` as for moe_lora_gate_up.
     """
-    _check(out, act, topk_ids, groups, segments, tables)
-    if topk_weights.dtype != torch.float32 or topk_weights.shape != topk_ids.shape:
-        raise ValueError(
-            f"topk_weights {topk_weights.dtype} {tuple(topk_weights.shape)}: pass float32, shaped as topk_ids"
-        )
+    _check(out, act, topk_ids, groups, segments, tables, site)
+    check_routed(topk_ids, topk_weights)
     if topk_ids.numel() == 0:
         return
     if _is_decode(topk_ids, groups, tables):
@@ -158,10 +155,11 @@ def _check(
     groups: MoeGroups | None,
     segments: LoraSegments,
     tables: LoraTables,
+    site: int,
 ) -> None:
+    tables.check_sites(site)
+    check_routed(topk_ids)
     num_tokens, top_k = topk_ids.shape
-    if topk_ids.dtype != torch.int32 or not topk_ids.is_contiguous():
-        raise ValueError(f"topk_ids is {topk_ids.dtype}, strides {topk_ids.stride()}: pass contiguous int32")
     if segments.token_slot.shape[0] != num_tokens or (groups is not None and groups.top_k != top_k):
         raise ValueError(f"segments or groups are of another batch than topk_ids {tuple(topk_ids.shape)}")
     if out.shape[:2] != (num_tokens, top_k) or not out.is_contiguous():

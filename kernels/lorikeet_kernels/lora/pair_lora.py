@@ -36,7 +36,6 @@ from lorikeet_kernels.lora.site_lookup import find_lane, find_site
 from lorikeet_kernels.tiling import PairTiles
 
 MAX_PAIRS = 4096
-MAX_SITES = 3
 SPIN_LIMIT = 1 << 22  # seconds: beyond it a part was lost, and NaN says so
 
 
@@ -234,6 +233,7 @@ class PairPlan:
 
 
 def plan_pairs(
+    num_pairs: int,
     in_features: int,
     num_columns: int,
     tables: LoraTables,
@@ -244,7 +244,13 @@ def plan_pairs(
     *,
     interleaved: bool = False,
 ) -> PairPlan:
-    """The plan for rows of so many inputs and outputs."""
+    """The plan for so many rows, of so many inputs and outputs.
+
+    Raises:
+        ValueError: they are more than the scratch memory is for.
+    """
+    if num_pairs > MAX_PAIRS:
+        raise ValueError(f"{num_pairs} pairs in one decode launch: at most {MAX_PAIRS}, group larger batches")
     num_slots = tables.rank.shape[0]
     max_rows = tables.max_rank * max(1 + (lane.half > 0) for lane in lanes)
     if interleaved:
@@ -285,6 +291,24 @@ def plan_pairs(
     )
 
 
+def check_routed(topk_ids: torch.Tensor, topk_weights: torch.Tensor | None = None) -> None:
+    """Raise ValueError unless kernels can read experts' ids [T, K] and weights as these."""
+    if topk_ids.dtype != torch.int32 or topk_ids.dim() != 2 or not topk_ids.is_contiguous():
+        raise ValueError(
+            f"topk_ids is {topk_ids.dtype} {tuple(topk_ids.shape)}, strides {topk_ids.stride()}: pass "
+            "contiguous int32 [T, K]"
+        )
+    if topk_weights is not None and (
+        topk_weights.dtype != torch.float32
+        or topk_weights.shape != topk_ids.shape
+        or not topk_weights.is_contiguous()
+    ):
+        raise ValueError(
+            f"topk_weights is {topk_weights.dtype} {tuple(topk_weights.shape)}, strides "
+            f"{topk_weights.stride()}: pass contiguous float32, shaped as topk_ids {tuple(topk_ids.shape)}"
+        )
+
+
 def pair_lora(
     out: torch.Tensor,
     x: torch.Tensor,
@@ -309,13 +333,11 @@ def pair_lora(
     """
     top_k = 1 if topk_ids is None else topk_ids.shape[1]
     num_pairs = token_slot.shape[0] * top_k
-    if num_pairs > MAX_PAIRS:
-        raise ValueError(f"{num_pairs} pairs in one decode launch: at most {MAX_PAIRS}, group larger batches")
     num_slots, num_sites = tables.rank.shape
+    padded_sites = tables.padded_sites(sites)
     plan = plan_pairs(
-        x.shape[-1], out.shape[-1], tables, sites, lanes, tiles, workspace, interleaved=interleaved
+        num_pairs, x.shape[-1], out.shape[-1], tables, sites, lanes, tiles, workspace, interleaved=interleaved
     )
-    padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
     programs = num_pairs * plan.programs_a_pair
     on_gpu = out.device.type == "cuda"
     pdl = topk_ids is None and accumulate and on_gpu

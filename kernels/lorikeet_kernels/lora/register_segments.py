@@ -38,7 +38,7 @@ from lorikeet_kernels.lora.group_blocks import GroupBlocks
 from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.lora.output_lanes import PairLane, describe_lanes
-from lorikeet_kernels.lora.pair_lora import MAX_SITES, SPIN_LIMIT
+from lorikeet_kernels.lora.pair_lora import SPIN_LIMIT
 from lorikeet_kernels.lora.part_sums import sum_parts, wait_for_parts, waiting_sum
 from lorikeet_kernels.tiling import MAX_SEGMENT_BLOCKS, RegisterTiles
 
@@ -338,7 +338,7 @@ def register_segments(
     partial = workspace.zeroed(("partial", *key), MAX_SEGMENT_BLOCKS * splits * words)
     turn = workspace.zeroed(("turn", *key), MAX_SEGMENT_BLOCKS * parts)
     seen = workspace.zeroed(("seen", *key), MAX_SEGMENT_BLOCKS * num_tiles)
-    padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
+    padded_sites = tables.padded_sites(sites)
     on_gpu = out.device.type == "cuda"
     pdl = accumulate and on_gpu
     _register_segments_kernel[(blocks.capacity * (parts + num_tiles),)](

@@ -25,7 +25,7 @@ from lorikeet_kernels.lora.lora_tables import LoraTables
 from lorikeet_kernels.lora.lora_workspace import LoraWorkspace
 from lorikeet_kernels.lora.no_delta import no_delta
 from lorikeet_kernels.lora.output_lanes import PairLane, describe_lanes
-from lorikeet_kernels.lora.pair_lora import MAX_SITES, SPIN_LIMIT
+from lorikeet_kernels.lora.pair_lora import SPIN_LIMIT
 from lorikeet_kernels.lora.site_lookup import find_lane, find_site
 from lorikeet_kernels.tiling import MAX_SEGMENT_BLOCKS, PairTiles
 
@@ -225,7 +225,7 @@ def segment_lora(
     key = ("segment", *tiles.key, in_features, num_columns, words, num_tiles)
     partial = workspace.zeroed(("partial", *key), MAX_SEGMENT_BLOCKS * splits * words)
     seen = workspace.zeroed(("seen", *key), MAX_SEGMENT_BLOCKS * num_tiles)
-    padded_sites = (*sites, *sites[:1] * (MAX_SITES - len(sites)))
+    padded_sites = tables.padded_sites(sites)
     programs = blocks.capacity * (len(sites) * chunks * splits + num_tiles)
     pdl = accumulate and out.device.type == "cuda"
     _segment_lora_kernel[(programs,)](

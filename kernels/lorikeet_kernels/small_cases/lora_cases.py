@@ -31,7 +31,7 @@ from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.lora.no_delta import NO_DELTA
 from lorikeet_kernels.lora.output_lanes import gate_up_lanes, site_lanes
-from lorikeet_kernels.lora.pair_lora import MAX_SITES, pair_lora
+from lorikeet_kernels.lora.pair_lora import pair_lora
 from lorikeet_kernels.lora.register_segments import register_segments
 from lorikeet_kernels.lora.segment_lora import segment_lora
 from lorikeet_kernels.small_cases.small_case import SmallCase, SmallProblem, moved, poisoned
@@ -175,7 +175,7 @@ def _moe(way: str, num_tokens: int, num_a: int, row_order: RowOrder, dtype: torc
         rows, inner, at, experts, routed, adapters = moved((x, act, slots, ids, weights, tables), device)
         out, down = moved(bases, device)
         blocks = group_pairs(experts, at, EXPERTS, 3, 16, LoraWorkspace(device))
-        first, second = ((site,) * MAX_SITES for site in (0, 1))
+        first, second = (adapters.padded_sites((site,)) for site in (0, 1))
         shape = (2, num_tokens * TOP_K, 1, 2, adapters.max_rank)
         h = torch.full(shape, float("nan"), device=device)
         grouped_shrink(h, rows, blocks, adapters, first, ShrinkTiles(128, 2, joined=2), x_div=TOP_K)

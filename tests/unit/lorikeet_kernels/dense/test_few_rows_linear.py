@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,18 @@ def test_what_the_kernel_does_not_read() -> None:
     assert not takes(torch.zeros(2, 18, dtype=BF16), torch.zeros(5, 18, dtype=BF16))
     assert not takes(torch.zeros(33, dtype=BF16)[1:].view(2, 16), weight)
     tiles = FewRowsTiles(1, 1)
-    with pytest.raises(ValueError, match="few_rows_linear: x"):
-        few_rows_linear(x, weight, None, torch.zeros(2, 4, dtype=BF16), tiles)
-    with pytest.raises(ValueError, match="few_rows_linear: x"):
-        few_rows_linear(torch.zeros(MAX_FEW_ROWS + 1, 16), weight, None, torch.zeros(17, 5), tiles)
+    out = torch.zeros(2, 5, dtype=BF16)
+    with pytest.raises(ValueError, match="few rows: x"):
+        few_rows_linear(x, weight, None, out[:, :4], tiles)
+    with pytest.raises(ValueError, match="few rows: x"):
+        few_rows_linear(torch.zeros(2, 24, dtype=BF16), weight, None, out, tiles)
+    for bias in (torch.zeros(4, dtype=BF16), torch.zeros(10, dtype=BF16)[::2]):
+        with pytest.raises(ValueError, match="for 5 outputs"):
+            few_rows_linear(x, weight, bias, out, tiles)
+    with pytest.raises(ValueError, match="take 16 rows"):
+        few_rows_linear(
+            torch.zeros(MAX_FEW_ROWS + 1, 16), weight, None, torch.zeros(17, 5), replace(tiles, products=True)
+        )
     with pytest.raises(ValueError, match="take 8 rows"):
         few_rows_linear(torch.zeros(9, 16, dtype=BF16), weight, None, torch.zeros(9, 5, dtype=BF16), tiles)
     with pytest.raises(ValueError, match="16 bits"):

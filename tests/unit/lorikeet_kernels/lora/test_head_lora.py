@@ -58,6 +58,8 @@ def test_what_does_not_fit_is_refused() -> None:
         head_lora(out.half(), x.half(), segments, tables, 0, QUERY, down=True)
     with pytest.raises(ValueError, match="2 rows"):
         head_lora(out[:1], x[:1], segments, tables, 0, QUERY, down=True)
+    with pytest.raises(ValueError, match="of the tables' 1"):
+        head_lora(out, x, segments, tables, 1, QUERY, down=True)
 
 
 def test_kernel_matches_the_reference_under_the_interpreter() -> None:

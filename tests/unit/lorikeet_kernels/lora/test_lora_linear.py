@@ -6,7 +6,10 @@ import torch
 from lorikeet_kernels.lora.lora_embedding import lora_embedding
 from lorikeet_kernels.lora.lora_linear import lora_linear
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
+from lorikeet_kernels.lora.output_lanes import site_lanes
+from lorikeet_kernels.lora.pair_lora import pair_lora
 from lorikeet_kernels.testing import TOLERANCE, SiteShape, SlotSite, exact_delta, make_tables, relative_error
+from lorikeet_kernels.tiling import PairTiles
 
 IN, WIDTHS = 40, (48, 16, 16)
 SLOTS = [
@@ -57,6 +60,26 @@ def test_columns_must_add_up() -> None:
     segments = make_lora_segments(torch.zeros(4, dtype=torch.int32), 1)
     with pytest.raises(ValueError, match="sum of out_features"):
         lora_linear(torch.zeros(4, 63), torch.zeros(4, IN), segments, tables, (0,), (64,))
+
+
+@pytest.mark.parametrize("sites", [(), (0, 0, 0, 0), (-1,), (0, 1)])
+def test_sites_that_one_launch_does_not_take(sites: tuple[int, ...]) -> None:
+    """None, too many, and what the tables do not have; an embedding's likewise."""
+    tables = make_tables([SiteShape(IN, 64)], [[SlotSite(5)]], dtype=torch.float32)
+    segments = make_lora_segments(torch.zeros(4, dtype=torch.int32), 1)
+    widths = (16,) * len(sites)
+    out = torch.zeros(4, sum(widths))
+    with pytest.raises(ValueError, match="fuses 1 to 3 of the tables' 1"):
+        lora_linear(out, torch.zeros(4, IN), segments, tables, sites, widths)
+    lanes, ids = site_lanes(widths, (1,) * len(sites)), torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(ValueError, match="fuses 1 to 3 of the tables' 1"):
+        pair_lora(
+            out, torch.zeros(4, IN), ids, None, None, tables, sites, lanes, PairTiles(16, 32, 32, 2),
+            segments.workspace,
+        )  # fmt: skip
+    if sites == (-1,):
+        with pytest.raises(ValueError, match="of the tables' 1"):
+            lora_embedding(torch.zeros(4, 64), ids, segments, tables, -1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

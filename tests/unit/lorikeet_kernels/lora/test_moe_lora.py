@@ -123,7 +123,13 @@ def test_base_rows_keep_their_bits_beside_adapters() -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [("ids", "int32"), ("out", "one row a pair"), ("x", "tokens"), ("dtype", "compute dtype")],
+    [
+        ("ids", "int32"),
+        ("out", "one row a pair"),
+        ("x", "tokens"),
+        ("dtype", "compute dtype"),
+        ("site", "of the tables' 2"),
+    ],
 )
 def test_bad_input_is_refused(change: str, message: str) -> None:
     """Wrong shapes and dtypes fail with the argument's name, before anything is written."""
@@ -137,10 +143,10 @@ def test_bad_input_is_refused(change: str, message: str) -> None:
         out = out[:, :1].contiguous()
     elif change == "x":
         x = x[:3].contiguous()
-    else:
+    elif change == "dtype":
         x = x.to(torch.float16)
     with pytest.raises(ValueError, match=message):
-        moe_lora_gate_up(out, x, ids, groups, segments, tables, 0, "concatenated")
+        moe_lora_gate_up(out, x, ids, groups, segments, tables, 2 * (change == "site"), "concatenated")
 
 
 @pytest.mark.parametrize("num_tokens", [0, 7])
