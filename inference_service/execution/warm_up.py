@@ -18,6 +18,7 @@ from inference_service.execution.warm_up_ops import (
     warm_up_attentions,
     warm_up_linears,
     warm_up_moes,
+    warm_up_readers,
     warm_up_sampler,
 )
 from lorikeet_kernels.launch.compile_ahead import compile_ahead
@@ -88,6 +89,7 @@ def launch_ops(forward: ForwardPass, limits: StepLimits) -> None:
         max_context_tokens=limits.max_context_tokens,
         max_step_tokens=limits.max_step_tokens,
     )
+    warm_up_readers(forward)
     warm_up_sampler(forward, max_requests=limits.max_running_requests)
 
 

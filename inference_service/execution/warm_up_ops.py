@@ -1,6 +1,6 @@
 """Which ops of a model can be launched in which shapes, and each distinct one launched once. GPU only."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from inference_service.layers.dense_mlp import DenseMlp
 from inference_service.layers.latent_attention import LatentAttention
 from inference_service.layers.linear import Linear
 from inference_service.layers.moe import Moe
+from inference_service.layers.projected import Projected
 from lorikeet_kernels.attention.latent_attention import MAX_LATENT, NEVER_FRESH
 from lorikeet_kernels.attention.paged_attention import MAX_DIM
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
@@ -150,8 +151,10 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
         biases = (up.bias is None, down.bias is None)
         kinds = (experts_kind(up.weight), experts_kind(down.weight))
         has_shared = moe.shared is not None
+        is_shared_gated = moe.shared is not None and moe.shared.gate is not None
         key = (
-            tuple(up.weight.shape), kinds, experts.row_order, experts.activation, top_k, biases, has_shared
+            tuple(up.weight.shape), kinds, experts.row_order, experts.activation, top_k, biases, has_shared,
+            is_shared_gated,
         )  # fmt: skip
         if key in seen:
             continue
@@ -168,6 +171,7 @@ def warm_up_moes(forward: ForwardPass, *, max_tokens: int) -> int:
                 base.segments, forward.tables, experts.sites.gate_up, experts.sites.down, side=base.side
             ),
             has_shared=has_shared,
+            is_shared_gated=is_shared_gated,
             batch_invariant=experts.batch_invariant,
         )
         count += warm_up_moe(
@@ -243,7 +247,12 @@ def _warm_up_latents(
         projects_prompts=shape.most_fresh < NEVER_FRESH,
     )
     return warm_up_latent_attention(
-        cache.keys, heads, scale=shape.scale, max_requests=max_requests, max_tokens=max_context_tokens
+        cache.keys,
+        heads,
+        scale=shape.scale,
+        max_requests=max_requests,
+        max_tokens=max_context_tokens,
+        has_deltas=_fixed(forward).side is not None,
     ) + warm_up_heads(
         forward.tables,
         forward.workspace,
@@ -252,6 +261,38 @@ def _warm_up_latents(
         site=attention.kv_up.sites.indices[0],
         max_tokens=max_step_tokens,
     )
+
+
+def warm_up_readers(forward: ForwardPass) -> int:
+    """What adds deltas that adapters made beside a projection or in its launch; how many launches it took.
+
+    Latent attention's inputs have `warm_up_attentions`, sums of experts `warm_up_moes`.
+    """
+    if _fixed(forward).side is None:
+        return 0
+    count = 0
+    place = torch.zeros(1, dtype=torch.int64, device=_device(forward))
+    for layer, cache in zip(forward.model.layers, forward.cache, strict=True):
+        attention = layer.attention
+        mlp = layer.mlp
+        if isinstance(mlp, Moe):
+            mlp = None if mlp.shared is None else mlp.shared.mlp
+        readers: list[tuple[int, Callable[[Projected], object]]] = [
+            (int(layer.mlp_norm.weight.shape[0]), lambda x, norm=layer.mlp_norm: norm.after(x, x.y.clone()))
+        ]
+        if mlp is not None:
+            readers.append((int(mlp.gate_up.weight.shape[0]), mlp.activate))
+        if isinstance(attention, Attention):
+            prepare = partial(attention.prepare, cache=cache, slot_mapping=place, positions=place)
+            readers.append((int(attention.qkv.weight.shape[0]), prepare))
+        elif attention.query is not None:
+            readers.append((int(attention.query.norm.weight.shape[0]), attention.query.norm.of))
+        for width, read in readers:
+            for is_joined in (False, True):
+                y = torch.zeros((1, width), dtype=forward.tables.arena.dtype, device=place.device)
+                read(Projected(y, y.float(), is_joined))
+                count += 1
+    return count
 
 
 def warm_up_sampler(forward: ForwardPass, *, max_requests: int) -> None:

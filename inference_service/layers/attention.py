@@ -70,31 +70,9 @@ class Attention:
 
     def __call__(self, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> Projected:
         """Attend over `cache`, to which the batch's keys and values are added first. [T, H] to [T, H]."""
-        shape = self.shape
         qkv = self.qkv.beside(x, batch.lora)
-        if self.projection_norm is not None:
-            qkv = Projected(qkv.whole())
-        heads = qkv.y.view(x.shape[0], -1, shape.head_dim)  # [T, Hq + 2 Hkv, D]
-        if self.projection_norm is not None:
-            first_value = shape.num_heads + shape.num_kv_heads
-            self.projection_norm(heads[:, : shape.num_heads], heads[:, shape.num_heads : first_value])
-        norm, places = self.head_norm, self.positions
-        q = attention_inputs(
-            heads,
-            cache.keys,
-            cache.values,
-            batch.attention.slot_mapping,
-            norm_weight=None if norm is None else norm.weight,
-            eps=0.0 if norm is None else norm.eps,
-            norms_rotated=norm is not None and norm.norms_rotated,
-            positions=batch.positions,
-            table=places.rope_table,
-            interleaved=places.is_pairwise,
-            factors=places.query_factors,
-            delta=None if qkv.delta is None else qkv.delta.view_as(heads),
-            delta_is_joined=qkv.is_joined,
-            scales=cache.scales,
-        )
+        q = self.prepare(qkv, cache, batch.attention.slot_mapping, batch.positions)
+        shape = self.shape
         out = torch.empty((x.shape[0], shape.num_heads, shape.head_dim), dtype=x.dtype, device=x.device)
         paged_attention(
             q,
@@ -109,3 +87,32 @@ class Attention:
             scales=cache.scales,
         )
         return self.o.beside(out.flatten(1), batch.lora)
+
+    def prepare(
+        self, qkv: Projected, cache: LayerCache, slot_mapping: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """The queries [T, Hq, D] to attend with; keys and values are in the cache."""
+        shape = self.shape
+        if self.projection_norm is not None:
+            qkv = Projected(qkv.whole())
+        heads = qkv.y.view(qkv.y.shape[0], -1, shape.head_dim)  # [T, Hq + 2 Hkv, D]
+        if self.projection_norm is not None:
+            first_value = shape.num_heads + shape.num_kv_heads
+            self.projection_norm(heads[:, : shape.num_heads], heads[:, shape.num_heads : first_value])
+        norm, places = self.head_norm, self.positions
+        return attention_inputs(
+            heads,
+            cache.keys,
+            cache.values,
+            slot_mapping,
+            norm_weight=None if norm is None else norm.weight,
+            eps=0.0 if norm is None else norm.eps,
+            norms_rotated=norm is not None and norm.norms_rotated,
+            positions=positions,
+            table=places.rope_table,
+            interleaved=places.is_pairwise,
+            factors=places.query_factors,
+            delta=None if qkv.delta is None else qkv.delta.view_as(heads),
+            delta_is_joined=qkv.is_joined,
+            scales=cache.scales,
+        )

@@ -17,6 +17,8 @@ class DenseMlp:
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch) -> Projected:
         """[T, H] to [T, H]."""
-        gate_up = self.gate_up.beside(x, lora)
-        act = gated_activation(gate_up.y, delta=gate_up.delta, delta_is_joined=gate_up.is_joined)
-        return self.down.beside(act, lora)
+        return self.down.beside(self.activate(self.gate_up.beside(x, lora)), lora)
+
+    def activate(self, gate_up: Projected) -> torch.Tensor:
+        """[T, 2I] to [T, I]."""
+        return gated_activation(gate_up.y, delta=gate_up.delta, delta_is_joined=gate_up.is_joined)

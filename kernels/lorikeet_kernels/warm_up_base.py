@@ -45,12 +45,13 @@ def warm_up_experts(
     max_tokens: int,
     lora: ExpertsLora | None = None,
     has_shared: bool = False,
+    is_shared_gated: bool = False,
     batch_invariant: bool = False,
 ) -> int:
     """Launch each distinct kernel of a layer's experts; returns how many batches it took.
 
     With `lora` (whose segments are taken for their workspace and number of slots) also what a batch with
-    adapters launches here; the LoRA ops have `warm_up`.
+    adapters launches here; the LoRA ops have `warm_up`. A gated shared expert's rows are whole.
     """
     num_experts, num_rows, hidden = gate_up.weight.shape
     device = torch.device("cuda", torch.cuda.current_device())
@@ -81,7 +82,8 @@ def warm_up_experts(
         for way in _lora_ways(lora):
             adapters = None if way is None else way.without_adapters(num_tokens)
             # where adapters run beside the base, the shared expert's do, too
-            delta = x.float() if way is not None and way.side is not None else None
+            is_apart = way is not None and way.side is not None and not is_shared_gated
+            delta = x.float() if is_apart else None
             moe_experts(
                 x, weights, ids, gate_up, down, activation, lora=adapters,
                 shared=SharedRows(x, delta) if has_shared else None, batch_invariant=batch_invariant,

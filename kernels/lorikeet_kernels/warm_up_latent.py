@@ -44,24 +44,33 @@ class LatentHeads:
     is_pairwise: bool
     projects_prompts: bool
 
-    def rows(self, num_rows: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Zeros as the layer has them: queries [T, H, plain + rope], latents [T, latent], keys [T, rope]."""
+    def rows(self, num_rows: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Zeros as the layer has them: queries [T, H, plain + rope], latents and keys [T, latent + rope]."""
         dim = self.plain_dim + self.rope_dim
         row = like.new_zeros((num_rows, self.row_width))
-        key_first = self.row_width - self.rope_dim
-        latent, key = row[:, key_first - self.latent_dim : key_first], row[:, key_first:]
+        latents = row[:, self.row_width - self.latent_dim - self.rope_dim :]
         if self.is_query_beside:
-            return row[:, : self.num_heads * dim].view(num_rows, self.num_heads, dim), latent, key
-        return like.new_zeros((num_rows, self.num_heads, dim)), latent, key
+            return row[:, : self.num_heads * dim].view(num_rows, self.num_heads, dim), latents
+        return like.new_zeros((num_rows, self.num_heads, dim)), latents
 
 
 def warm_up_latent_attention(
-    cache: torch.Tensor, heads: LatentHeads, *, scale: float, max_requests: int, max_tokens: int
+    cache: torch.Tensor,
+    heads: LatentHeads,
+    *,
+    scale: float,
+    max_requests: int,
+    max_tokens: int,
+    has_deltas: bool = False,
 ) -> int:
-    """Launch each distinct kernel over the layer's own cache, block 0; returns how many batches it took."""
+    """Launch each distinct kernel over the layer's own cache, block 0; returns how many batches it took.
+
+    With `has_deltas` also those that add what adapters made beside the projections or in their launches.
+    """
     seen: set[object] = set()
     block_tokens = cache.shape[1]
     blocks = -(-max_tokens // block_tokens)
+    prepares = (None, False, True) if has_deltas else (None,)
     rings = can_ring(cache, heads.latent_dim, cache.dtype, on_hopper=is_hopper(cache))
     for num_requests in range(1, max_requests + 1):
         width = 1
@@ -74,8 +83,11 @@ def warm_up_latent_attention(
                 if not seen:
                     # a prompt of two tokens more: the kernels for several queries. What lies before them also
                     # of one row, whose stride is another one: torch views it as if it were contiguous
-                    _attend(cache, heads, scale, num_requests, width, has_prompt=True, prepares=True)
-                _attend(cache, heads, scale, num_requests, width, has_prompt=False, prepares=not seen)
+                    _attend(cache, heads, scale, num_requests, width, has_prompt=True, prepares=prepares)
+                _attend(
+                    cache, heads, scale, num_requests, width, has_prompt=False,
+                    prepares=() if seen else prepares,
+                )  # fmt: skip
                 seen.add(kind)
             if width >= blocks:
                 break
@@ -91,9 +103,12 @@ def _attend(
     width: int,
     *,
     has_prompt: bool,
-    prepares: bool,
+    prepares: tuple[bool | None, ...],
 ) -> None:
-    """Decodes, the last one a prompt of two with `has_prompt`; with `prepares` also what lies before."""
+    """Decodes, the last one a prompt of two with `has_prompt`, and, `prepares`, what lies before.
+
+    For each of these that is without deltas (None), or with those of a launch that joined them or did not.
+    """
     device = cache.device
     starts = torch.arange(num_requests + 1, dtype=torch.int32, device=device)
     starts[-1] += int(has_prompt)
@@ -110,13 +125,18 @@ def _attend(
     latent_attention(q, cache, metadata, scale, q.new_empty((rows, heads.num_heads, heads.latent_dim)))
     if not prepares:
         return
-    query, latent, shared = heads.rows(rows, cache)
+    query, latents = heads.rows(rows, cache)
+    latent, shared = latents.split((heads.latent_dim, heads.rope_dim), dim=1)
     places = torch.zeros(rows, dtype=torch.int64, device=device)
     table = torch.zeros((1, 2, heads.rope_dim // 2), dtype=torch.float32, device=device)
+    query_delta, delta = heads.rows(rows, table)
     weight = cache.new_zeros(heads.latent_dim)
-    latent_inputs(
-        query, latent, shared, q, cache, places, places, table, weight, 1e-6, interleaved=heads.is_pairwise
-    )
+    for is_joined in prepares:
+        latent_inputs(
+            query, latent, shared, q, cache, places, places, table, weight, 1e-6,
+            interleaved=heads.is_pairwise, query_delta=None if is_joined is None else query_delta,
+            delta=None if is_joined is None else delta, delta_is_joined=bool(is_joined),
+        )  # fmt: skip
     if heads.projects_prompts:
         up = q.new_zeros((rows, heads.num_heads, heads.plain_dim + heads.value_dim))
         out = q.new_empty((rows, heads.num_heads, heads.value_dim))

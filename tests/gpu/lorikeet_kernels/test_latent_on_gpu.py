@@ -253,7 +253,8 @@ def test_nothing_compiles_after_the_warm_up(heads: int, sizes: tuple[int, int, i
                 shares, heads=heads, latent_dim=latent, rope_dim=rope, dtype=BF16, device=GPU
             )
             tokens = problem.q.shape[0]
-            query, latents, shared = layer.rows(tokens, caches)
+            query, row = layer.rows(tokens, caches)
+            latents, shared = row.split((latent, rope), dim=1)
             absorbed = caches.new_zeros((tokens, heads, latent + rope))
             places = torch.arange(tokens, device=GPU) % 600
             latent_inputs(

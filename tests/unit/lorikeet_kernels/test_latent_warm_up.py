@@ -70,14 +70,20 @@ def run_batch(
         sequence_lens_host=(),
     )
     heads, latent_dim, stride = layer.num_heads, layer.latent_dim, layer.plain_dim + layer.value_dim
-    query, latents, shared = layer.rows(tokens, caches)
+    query, rows = layer.rows(tokens, caches)
+    latents, shared = rows.split((latent_dim, layer.rope_dim), dim=1)
     absorbed = nothing(tokens, heads, latent_dim + layer.rope_dim)
     places = nothing(tokens, dtype=torch.int64)
     table = nothing(4096, 2, layer.rope_dim // 2, dtype=torch.float32)
-    latent_inputs(
-        query, latents, shared, absorbed, caches, places, places, table, nothing(latent_dim), 1e-6,
-        interleaved=True,
-    )  # fmt: skip
+    query_delta, delta = layer.rows(tokens, table)
+    for added, is_joined in (
+        ({}, False),
+        *(({"query_delta": query_delta, "delta": delta}, b) for b in (False, True)),
+    ):
+        latent_inputs(
+            query, latents, shared, absorbed, caches, places, places, table, nothing(latent_dim), 1e-6,
+            interleaved=True, **added, delta_is_joined=is_joined,
+        )  # fmt: skip
     segments = make_lora_segments(nothing(tokens, dtype=torch.int32), 3, LoraWorkspace(NOWHERE))
     weight = nothing(heads, stride, latent_dim)
     rows = HeadRows(stride, 0, layer.plain_dim)
@@ -96,13 +102,17 @@ def run_batch(
     prompt_attention(query, up, shared, metadata, 0.1, out, most_fresh=341)
 
 
+@pytest.mark.parametrize("is_query_beside", [True, False])
 @pytest.mark.parametrize(("heads", "sizes"), [(16, (128, 512, 64, 128)), (4, (16, 32, 8, 16))])
-def test_batches_ask_for_no_other_kernels(heads: int, sizes: tuple[int, int, int, int]) -> None:
+def test_batches_ask_for_no_other_kernels(
+    heads: int, sizes: tuple[int, int, int, int], is_query_beside: bool
+) -> None:
     """Single rows, whose strides are their own, several, prompts and mixtures; few splits and many."""
     plain, latent, rope, value = sizes
     layer = LatentHeads(
         heads, latent, plain, rope, value,
-        row_width=heads * (plain + rope) + latent + rope, is_query_beside=True, is_pairwise=True,
+        row_width=(heads * (plain + rope) if is_query_beside else 1536) + latent + rope,
+        is_query_beside=is_query_beside, is_pairwise=True,
         projects_prompts=True,
     )  # fmt: skip
     caches = nothing(40, BLOCK_TOKENS, 1, latent + rope)
@@ -112,7 +122,7 @@ def test_batches_ask_for_no_other_kernels(heads: int, sizes: tuple[int, int, int
             *(nothing(3, 1, dtype=dtype) for dtype in (torch.int64, torch.int64, torch.int32, torch.int32)),
             max_rank=16,
         )
-        warm_up_latent_attention(caches, layer, scale=0.1, max_requests=70, max_tokens=4096)
+        warm_up_latent_attention(caches, layer, scale=0.1, max_requests=70, max_tokens=4096, has_deltas=True)
         warm_up_heads(
             tables, LoraWorkspace(NOWHERE), layer, nothing(heads, plain + value, latent), site=0,
             max_tokens=MOST_TOKENS,

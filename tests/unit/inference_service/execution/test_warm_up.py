@@ -1,6 +1,9 @@
 """What a start runs before requests: steps that leave nothing behind, and which ops there are."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -8,15 +11,16 @@ import torch
 
 from inference_service.domain.engine import BackendUnusableError
 from inference_service.domain.step import ModelRunnerOutput, SchedulerOutput
+from inference_service.execution import warm_up_ops
 from inference_service.execution.backend import DeviceBackend, load_backend, make_builder
 from inference_service.execution.config import BackendConfig
 from inference_service.execution.request_table import RequestTable
 from inference_service.execution.step_buffers import StepInputs
 from inference_service.execution.warm_up import StepLimits, capture_all, run_steps
-from inference_service.execution.warm_up_ops import check_heads, linears
+from inference_service.execution.warm_up_ops import check_heads, linears, warm_up_readers
 from tests.support.fixtures import FIXTURES
 from tests.support.random_adapters import activate_random
-from tests.support.runner import DrivenRequest, drive
+from tests.support.runner import DrivenRequest, drive, make_backend
 from tests.support.tiny_model import write_model
 
 
@@ -132,3 +136,56 @@ def test_a_capture_that_fails_ends_the_start_with_advice(tmp_path: Path) -> None
     with pytest.raises(BackendUnusableError, match=r"of 1 requests .* capturing; .*--no-cuda-graphs"):
         capture_all(graphs, backend.runner._builder)
     assert asked[2:] == [(50, True), (50, False), (3, True), (3, False), (1, True)]
+
+
+@pytest.mark.parametrize("model", ["gpt_oss", "qwen3", "llama4", "qwen2_moe", "deepseek_v3", "granitemoe"])
+def test_every_reader_of_deltas_is_asked_for(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms, activations, attention's inputs: a decode step reads no delta of a width that no warm-up had."""
+    read: set[tuple[str, int, bool]] = set()
+
+    def note(name: str, op: Callable[..., object], *given: Any, **options: Any) -> object:
+        delta = options.get("delta", given[4] if name == "rms_norm" and len(given) > 4 else None)
+        if delta is not None:
+            read.add((name, delta.shape[1:].numel(), options["delta_is_joined"]))
+        return op(*given, **options)
+
+    for module, name in (
+        ("norm", "rms_norm"),
+        ("dense_mlp", "gated_activation"),
+        ("attention", "attention_inputs"),
+    ):
+        place = f"inference_service.layers.{module}.{name}"
+        monkeypatch.setattr(place, partial(note, name, resolve_name(place.replace(f".{name}", f":{name}"))))
+    backend = make_backend(model, graph_batch_sizes=(2,), lora_overlap=True)
+    runner = backend.runner
+    with torch.inference_mode():
+        launched = warm_up_readers(runner._forward)
+        warm = read.copy()
+        assert {is_joined for _, _, is_joined in warm} == {False, True}
+        assert launched >= len(warm)
+        (shape,) = runner._builder.shapes.all()
+        read.clear()
+        runner._graphs.run(runner._builder.idle(shape), has_adapters=True)
+    assert read
+    assert read <= warm
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [("qwen3_moe", (False, False)), ("deepseek_v2", (True, False)), ("qwen2_moe", (True, True))],
+)
+def test_a_gated_shared_expert_is_told_from_a_plain_one(
+    model: str, expected: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows come whole, so that their sum is another kernel."""
+    asked: list[tuple[bool, bool]] = []
+
+    def note(*_: object, has_shared: bool, is_shared_gated: bool, **__: object) -> int:
+        asked.append((has_shared, is_shared_gated))
+        return 1
+
+    monkeypatch.setattr(warm_up_ops, "warm_up_experts", note)
+    for name in ("warm_up_router", "warm_up_moe"):
+        monkeypatch.setattr(warm_up_ops, name, lambda *_, **__: 0)
+    assert warm_up_ops.warm_up_moes(make_backend(model).runner._forward, max_tokens=8) == 1
+    assert asked == [expected]
