@@ -4,7 +4,7 @@
 #
 #   benchmarks/families.sh                      everything, about 5 GPU minutes
 #   benchmarks/families.sh --seconds 150        what fits; rows are written after each model
-#   benchmarks/families.sh --resume             models that have no rows yet
+#   benchmarks/families.sh --resume             models that have no rows yet; with --profiles those that have no profiles too
 #   benchmarks/families.sh --only qwen3-32b     some models
 #   benchmarks/families.sh --profiles           decode steps of each, kernel by kernel, too: half as long again
 #   benchmarks/families.sh --engine-set kv_cache_dtype=fp8 --only qwen3-32b

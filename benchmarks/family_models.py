@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 INPUT_TOKENS = 512
+RANK, ADAPTERS = 16, 8
 DENSE = ("q", "k", "v", "o", "mlp_gate_up", "mlp_down")
 EXPERTS = ("q", "k", "v", "o", "gate_up", "down")
 TINY = (

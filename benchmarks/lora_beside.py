@@ -2,7 +2,7 @@
 
     python benchmarks/lora_beside.py                                gpt-oss-20b, 8 adapters of rank 32
     python benchmarks/lora_beside.py --shape qwen3-30b-a3b --ways "dense and down,joined and down"
-    python benchmarks/lora_beside.py --tiny                         do all ways run, with equal bits? On a CPU
+    python benchmarks/lora_beside.py --tiny                         equal bits? On a CPU, joined ways not run
 
 A way names the parts of LoRA that run beside the base's GEMMs; "all" is "dense and gate_up and down". With
 "joined" a dense projection's own launch makes its delta where it takes so few rows, and elsewhere that runs
@@ -32,6 +32,7 @@ from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.load.step_floor import BYTES_PER_S
 from lorikeet_bench.machine import describe_machine
 from lorikeet_bench.model_shape import write_model_shape
+from lorikeet_bench.writable import unwritable_reason
 from lorikeet_contract.schema import LoraSchema
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
 from lorikeet_kernels.benchmarking.graph_timing import call_each, time_interleaved
@@ -57,10 +58,11 @@ SITES = (
     *("q", "k", "v", "o", "kv_a", "kv_b", "gate_up", "down"),
     *("shared_gate_up", "shared_down", "mlp_gate_up", "mlp_down"),
 )
+TINY_VOCABULARY = 512
 # Of all families' names for sizes, each reads its own; FP8 blocks are 128 wide.
 TINY: dict[str, object] = {
     "hidden_size": 128, "intermediate_size": 128, "intermediate_size_mlp": 128, "moe_intermediate_size": 128,
-    "vocab_size": 512, "first_k_dense_replace": 1,
+    "vocab_size": TINY_VOCABULARY, "first_k_dense_replace": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 16, "num_experts": 16,
     "eos_token_id": 500, "bos_token_id": 501, "pad_token_id": None,
 }  # fmt: skip
@@ -212,9 +214,19 @@ def run(arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     return made
 
 
+def words(text: str) -> list[str]:
+    """What stands between commas, each once."""
+    found = [*dict.fromkeys(word.strip() for word in text.split(",") if word.strip())]
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return found
+
+
 def row_counts(text: str) -> list[int]:
     """Numbers with commas between."""
-    return [int(word) for word in text.split(",")]
+    if wrong := [word for word in words(text) if not word.isdecimal() or not int(word)]:
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: numbers of rows are integers from 1 on")
+    return [*dict.fromkeys(map(int, words(text)))]
 
 
 def named_way(name: str) -> BesideRows:
@@ -231,7 +243,7 @@ def named_way(name: str) -> BesideRows:
 
 def way_list(text: str) -> Ways:
     """The ways by name, what they are held against first."""
-    return {NONE: None} | {name: named_way(name) for name in (IN_A_ROW, *text.split(","))}
+    return {NONE: None} | {name: named_way(name) for name in (IN_A_ROW, *words(text)) if name != NONE}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -248,10 +260,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tiny", action="store_true", help="a toy on a CPU: bits alone, no times")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
-    if min(*arguments.rows, arguments.rank, arguments.adapters, arguments.layers) < 1:
-        parser.error("rows, rank, adapters and layers are at least 1")
+    if min(arguments.rank, arguments.adapters, arguments.layers) < 1:
+        parser.error("rank, adapters and layers are at least 1")
+    if arguments.tiny and max(arguments.rows) > TINY_VOCABULARY:
+        parser.error(f"argument --rows: a toy has {TINY_VOCABULARY} tokens, one for each row at the most")
     if not arguments.tiny and not torch.cuda.is_available():
         parser.error("no NVIDIA GPU here, and these figures are of one; --tiny runs a toy on a CPU")
+    if arguments.json and (reason := unwritable_reason(arguments.json)):
+        parser.error(f"argument --json: {reason}")
     with torch.inference_mode(), tempfile.TemporaryDirectory(prefix="lorikeet-shape-") as scratch:
         rows = run(arguments, Path(scratch))
     if arguments.json:

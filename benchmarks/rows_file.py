@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+_ADVICE = "repair it, move it away or name another"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -22,11 +24,42 @@ class Row:
     commit: str = ""
 
 
+def read_object(path: Path, **kinds: type) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+        ValueError: it holds none with values of these kinds; the message does not name the file.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"is no JSON, or was cut: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError("is no JSON object")  # noqa: TRY004 (of a file, not of an argument)
+    if wrong := [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]:
+        raise ValueError(f"has no proper {', '.join(wrong)}")
+    return found
+
+
 def read_document(path: Path) -> dict[str, Any]:
-    """What the file holds, or an empty document."""
-    if path.exists():
-        return json.loads(path.read_bytes())
-    return {"machines": {}, "failures": {}, "rows": []}
+    """What the file holds, or an empty document.
+
+    Raises:
+        ValueError: it holds anything else; the message says what to do about it.
+    """
+    if not path.exists():
+        return {"machines": {}, "failures": {}, "rows": []}
+    try:
+        document = read_object(path, machines=dict, failures=dict, rows=list)
+        for row in document["rows"]:
+            Row(**row)
+    except TypeError as error:
+        raise ValueError(f"{path} has other rows ({error}); {_ADVICE}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} {error}; {_ADVICE}") from error
+    return document
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
@@ -51,12 +84,12 @@ def merge_rows(kept: Iterable[dict[str, Any]], made: Iterable[Row]) -> list[dict
 
 
 def show_rows(path: Path) -> None:
-    """Print a document's rows as a table, and what gave none."""
+    """Print a document's rows as a table, and what failed."""
     document = read_document(path)
     rows = [Row(**row) for row in document["rows"]]
     print(as_table(rows))
     for name, reasons in document["failures"].items():
-        print(f"{name} gives no rows: {'; '.join(reasons)}")
+        print(f"{name} failed: {'; '.join(reasons)}")
     print(f"{len(rows)} rows in {path}")
 
 

@@ -1,7 +1,5 @@
 """Refuses at the beginning what would have no effect on a bench, or could not be written at its end."""
 
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import typer
 from lorikeet_bench.load.arrivals import Pace
 from lorikeet_bench.load.lengths import LoadError
 from lorikeet_bench.load.plot import check_plot
+from lorikeet_bench.writable import unwritable_reason
 
 _OWN_SERVER = (
     *("model_dir", "shape", "shape_set", "rig", "load_format", "device", "dtype", "engine_set"),
@@ -87,17 +86,8 @@ def check_file(path: Path | None, option: str) -> None:
     Raises:
         BadParameter: it cannot.
     """
-    if path is None:
-        return
-    place = path.absolute().parent
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise typer.BadParameter(f"cannot write to {place}: {error.strerror}", param_hint=option) from error
-    if path.exists() and not os.access(path, os.W_OK):
-        raise typer.BadParameter(f"cannot write to {path}", param_hint=option)
+    if path is not None and (reason := unwritable_reason(path)):
+        raise typer.BadParameter(reason, param_hint=option)
 
 
 def _flag(name: str) -> str:

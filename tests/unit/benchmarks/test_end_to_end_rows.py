@@ -144,7 +144,7 @@ def test_a_void_step_gives_no_rows(tmp_path: Path, capsys: pytest.CaptureFixture
     assert document["failures"] == {"eight": ["concurrency 1: VOID"]}
     assert [Row(**row) for row in document["rows"]]
     assert not [row for row in document["rows"] if "8 adapters" in row["name"]]
-    assert "eight gives no rows: concurrency 1: VOID" in capsys.readouterr().out
+    assert "eight failed: concurrency 1: VOID" in capsys.readouterr().out
 
 
 def test_a_toys_rows_are_figures_alone(tmp_path: Path) -> None:

@@ -3,52 +3,21 @@
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import families
-from benchmarks.families import (
-    ADAPTERS,
-    RANK,
-    command,
-    compile_ahead,
-    compile_command,
-    main,
-    make_rows,
-    model_of,
-    profile_file,
-    result_file,
-    run_within,
-    write_rows,
-)
-from benchmarks.family_models import MODELS, Model
+from benchmarks.families import command, compile_ahead, compile_command, main
+from benchmarks.family_models import MODELS, RANK, Model
+from benchmarks.family_rows import make_rows, model_of, result_file, write_rows
 from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import shape_config, shape_names
-
-
-def result(ratio: float, **changes: Any) -> dict[str, Any]:
-    """A bench's result as far as rows read it."""
-    points = [
-        {
-            "concurrency": concurrency,
-            "adapters": adapters,
-            "median": {
-                "tokens_per_s": 100.0 * concurrency * (ratio if adapters else 1.0),
-                "decode_tokens_per_s": {"mean": 100.0},
-                "ttft_ms": {"mean": 40.0},
-            },
-        }
-        for adapters in (0, ADAPTERS)
-        for concurrency in (1, 32)
-    ]
-    return {"points": points, "servers": [{"startup_s": 30.0, "compilations": 0}], **changes}
+from tests.support.family_results import good_bench, result
 
 
 def floors(model: Model, path: Path) -> FloorModel:
@@ -57,19 +26,8 @@ def floors(model: Model, path: Path) -> FloorModel:
     return FloorModel.read(path, torch.bfloat16, replace(AdapterShape(), rank=RANK, sites=model.sites))
 
 
-def good_bench(line: list[str], _seconds: float) -> int:
-    """Leaves a result."""
-    Path(line[line.index("--json") + 1]).write_text(json.dumps(result(0.9)))
-    return 0
-
-
 def _no_check(*_: object) -> None:
     """As on a machine with a GPU."""
-
-
-def _fails(*_: object) -> int:
-    """A bench that leaves nothing."""
-    return 1
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.shape)
@@ -126,55 +84,6 @@ def test_other_settings_have_files_and_rows_of_their_own(tmp_path: Path) -> None
     assert len(document["rows"]) == 16
     start = f'{model.shape}, kv_cache_dtype=fp8, note="a/b"'
     assert all(row["name"].startswith(start) for row in document["rows"])
-
-
-def profiled(concurrency: int, adapters: int, num_kernels: int) -> dict[str, Any]:
-    """A profile's result as far as the document keeps it, and what it leaves out."""
-    ops = [{"name": f"kernel {number}", "us": float(number)} for number in range(num_kernels)]
-    timeline = {"steps": 10, "step_us": 500.0, "busy_us": 450.0, "ops": ops, "gaps": [1.0]}
-    parts = [{"part": "experts", "us": 300.0, "floor_us": 200.0}]
-    return {
-        "concurrency": concurrency,
-        "adapters": adapters,
-        "parts": parts,
-        "floor": {},
-        "profile": timeline,
-    }
-
-
-def test_a_models_profiles_stand_beside_its_rows(tmp_path: Path) -> None:
-    """Steps and parts whole, of the kernels the longest; one without a bench's rows has no profile either."""
-    good, other = MODELS[:2]
-    result_file(tmp_path, good).write_text(json.dumps(result(0.9)))
-    for model in (good, other):
-        profiles = {"profiles": [profiled(1, 0, 3), profiled(32, ADAPTERS, 30)]}
-        profile_file(tmp_path, model).write_text(json.dumps(profiles))
-    write_rows(tmp_path, tmp_path / "rows.json")
-    kept = json.loads((tmp_path / "rows.json").read_text())["profiles"]
-    assert list(kept) == [good.shape]
-    few, many = kept[good.shape]
-    assert [kernel["us"] for kernel in few["kernels"]] == [2.0, 1.0, 0.0]
-    assert [kernel["us"] for kernel in many["kernels"]] == [float(us) for us in range(29, 9, -1)]
-    assert many["parts"][0]["floor_us"] == 200.0
-    assert "gaps" not in many
-
-
-@pytest.mark.parametrize("code", [0, 1])
-def test_a_profile_follows_its_models_bench(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    """If that succeeded; that the profile fails leaves the rows what they are."""
-    verbs: list[str] = []
-
-    def bench(line: list[str], seconds: float) -> int:
-        verbs.append(line[line.index("bench") + 1])
-        return good_bench(line, seconds) if verbs[-1] == "engine" and not code else 1
-
-    monkeypatch.setattr(families, "run_within", bench)
-    output = tmp_path / "rows.json"
-    only = ["--tiny", "--profiles", "--only", MODELS[0].shape]
-    assert main([*only, "--work", str(tmp_path), "--output", str(output)]) == code
-    assert verbs == (["engine"] if code else ["engine", "profile"])
 
 
 def test_a_toys_rows_are_figures_alone(tmp_path: Path) -> None:
@@ -273,15 +182,6 @@ def test_no_model_starts_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.M
     assert len(fitting) < len(MODELS)
 
 
-def test_a_bench_that_takes_too_long_is_ended() -> None:
-    """With all that it started."""
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    begun_s = time.monotonic()
-    assert run_within([sys.executable, "-c", code], 1.0) == 124
-    assert time.monotonic() - begun_s < 30.0
-    assert run_within([sys.executable, "-c", "raise SystemExit(3)"], 30.0) == 3
-
-
 def test_all_models_compile_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -310,20 +210,6 @@ def test_compiling_takes_the_benchs_sizes_with_few_layers(tmp_path: Path) -> Non
             assert line[line.index(option) + 1] == bench[bench.index(option) + 1]
         settings = [bench[i + 1] for i, word in enumerate(bench) if word == "--engine-set"]
         assert [line[i + 1] for i, word in enumerate(line) if word == "--engine-set"] == settings
-
-
-def test_a_session_without_success_leaves_the_rows_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No file comes to be, and one that is there stays as it was."""
-    monkeypatch.setattr(families, "run_within", _fails)
-    output = tmp_path / "rows.json"
-    line = ["--tiny", "--only", MODELS[0].shape, "--work", str(tmp_path), "--output", str(output)]
-    assert main(line) == 1
-    assert not output.exists()
-    output.write_text('{"rows": [], "failures": {}, "machines": {}}')
-    assert main(line) == 1
-    assert output.read_text() == '{"rows": [], "failures": {}, "machines": {}}'
 
 
 def test_no_gpu_is_said_before_anything_runs(
