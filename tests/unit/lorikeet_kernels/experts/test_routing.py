@@ -12,6 +12,7 @@ import torch
 from lorikeet_kernels.experts.router_logits import LogitParts
 from lorikeet_kernels.experts.routing import (
     RouterLora,
+    route_rows,
     route_sigmoid,
     route_sigmoid_grouped,
     route_softmax,
@@ -154,3 +155,14 @@ def test_groups_and_biases_that_do_not_fit_are_refused() -> None:
             )
     ids = route_softmax_grouped(torch.empty(0, 8), 2, num_groups=2, top_k_groups=1, scale=1.0)[1]
     assert ids.shape == (0, 2)
+
+
+def test_a_router_site_that_the_tables_lack_is_refused() -> None:
+    """By the launch as by the reference: the kernel would look it up in other memory."""
+    tables = make_tables([SiteShape(8, 4)], [[SlotSite(8)]], dtype=torch.float32)
+    segments = make_lora_segments(torch.zeros(2, dtype=torch.int32), 1)
+    logits, lora = torch.zeros(2, 4), RouterLora(torch.zeros(2, 8), segments, tables, 1)
+    with pytest.raises(ValueError, match="of the tables' 1"):
+        route_softmax(logits, 2, renormalize=True, lora=lora)
+    with pytest.raises(ValueError, match="of the tables' 1"):
+        route_rows(logits, lora, None, None, 2, sigmoid=False)
