@@ -279,14 +279,13 @@ def route_rows(
     )  # fmt: skip
     if lora is not None and (lora.x.shape[0] != num_tokens or not lora.x.is_contiguous()):
         raise ValueError(f"router's adapters see rows {tuple(lora.x.shape)} for {num_tokens} tokens")
-    if lora is not None:
-        lora.tables.check_sites(lora.site)
     if source_rows is not None and source_rows.shape != (num_tokens,):
         raise ValueError(f"{tuple(source_rows.shape)} source rows for {num_tokens} tokens")
     pdl = logits.device.type == "cuda"
     hidden, tables = 0, (logits,) * 7
     sizes = (0, 0, 0)
     if lora is not None:
+        lora.tables.check_sites(lora.site)
         t, hidden = lora.tables, lora.x.shape[1]
         tables = (lora.x, lora.segments.token_slot, t.arena, t.a_offset, t.b_offset, t.rank, t.num_a)
         sizes = (lora.site, t.rank.shape[1], t.rank.shape[0])
