@@ -8,9 +8,8 @@ from lorikeet_bench.load.model_part import ModelPart
 _PATTERNS = (
     (
         ModelPart.ADAPTERS,
-        # "few_rows_lora", "few_heads_lora" and "fp8_gemm_lora" are the base's launches, which make deltas beside
-        r"(?<!few_rows_)(?<!few_heads_)(?<!gemm_)lora|register_segments|grouped_(shrink|expand)"
-        r"|^_(count|scan|scatter)_kernel",
+        # "few_rows_lora" and the like are launches of the base that make adapters' deltas, too
+        r"(?<!(?:_rows|heads|_gemm)_)lora|register_segments|grouped_(shrink|expand)|^_(count|scan|scatter)_kernel",
     ),
     (ModelPart.EXPERTS, r"mxfp4|expert_gemm|^_fp8_(gemm|specialized)|moe_sum|gated_activation"),
     (ModelPart.QUANTIZED, r"^_quantize"),
