@@ -162,7 +162,12 @@ def _specialize(tasks: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *_:
     for thread in threads:
         thread.start()
     task, args = tasks[0]
-    result = task(*args)
+    try:
+        result = task(*args)
+    except BaseException as error:
+        if failures:  # for whose barriers this one waited
+            raise failures[0] from error
+        raise
     for thread in threads:
         thread.join()
     if failures:

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
-CASES = {
-    "interpreted_latent.py": ("latent_attention", "latent_inputs", "prompt_attention"),
-    "interpreted_latent_ring.py": ("small_pages", "large_pages", "padding"),
-}
+CASES = (
+    pytest.param("interpreted_latent.py", "latent_attention", marks=pytest.mark.long),  # half a minute
+    ("interpreted_latent.py", "latent_inputs"),
+    ("interpreted_latent.py", "prompt_attention"),
+    ("interpreted_latent_ring.py", "small_pages"),
+    ("interpreted_latent_ring.py", "large_pages"),
+    ("interpreted_latent_ring.py", "padding"),
+)
 
 
-@pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases])
+@pytest.mark.parametrize(("name", "case"), CASES)
 def test_kernels_match_references_under_the_interpreter(name: str, case: str) -> None:
     """See the files for what a case covers."""
     script = Path(__file__).with_name(name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = ("attention_inputs", "paged_attention", "vanishing_sinks")
+CASES = ("attention_inputs", "paged_attention", pytest.param("vanishing_sinks", marks=pytest.mark.long))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -22,6 +22,7 @@ from lorikeet_kernels.tiling.router_tiles import MAX_ROWS, MAX_SPLITS, RouterTil
 BF16 = torch.bfloat16
 
 
+@pytest.mark.long  # half a minute
 def test_kernels_under_the_interpreter() -> None:
     """See interpreted_router.py for what it covers."""
     script = Path(__file__).with_name("interpreted_router.py")

@@ -10,7 +10,12 @@ import pytest
 
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
-    "name", ["interpreted_lora.py", "interpreted_register_segments.py", "interpreted_few_rows_lora.py"]
+    "name",
+    [
+        "interpreted_register_segments.py",
+        pytest.param("interpreted_lora.py", marks=pytest.mark.long),  # each a minute or most of one
+        pytest.param("interpreted_few_rows_lora.py", marks=pytest.mark.long),
+    ],
 )
 def test_kernels_match_references_under_the_interpreter(name: str) -> None:
     """Decode, grouped, dense and embedding kernels agree with the references in float32 and float16."""
