@@ -5,6 +5,7 @@ Python source to the first IR, holds the interpreter's lock; passes, LLVM and pt
 about max(1 / 5, 1 / n) of the time.
 """
 
+import gc
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,13 +41,29 @@ def compile_ahead(ask: Callable[[], None], num_threads: int) -> int:
                 raise
 
     modes: list[AsyncCompileMode] = []
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as threads:
+    with _not_collecting(), ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as threads:
         # Triton keeps the mode in a context variable: in a context of its own, no failure can leave it on.
         copy_context().run(record)
     futures: list[Any] = modes[0].raw_futures
     for future in futures:
         future.result()
     return len(futures)
+
+
+@contextmanager
+def _not_collecting() -> Generator[None]:
+    """Keep the garbage collector from running within the threads' parsing.
+
+    CPython 3.11 counts the depth of all parsers in one number. The collector can hand a parser's lock to
+    another one, whose count then fails both: "AST constructor recursion depth mismatch" (cpython#106905).
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 # A Triton kernel's arguments have no Python types.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,25 @@ def test_what_asks_may_fail_itself() -> None:
         compile_ahead(ask, num_threads=1)
     assert triton.runtime.jit.KernelInterface.__getitem__ is launches
     assert compile_ahead(lambda: launch(kernel, 2), num_threads=1) == 1
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_nothing_is_collected_meanwhile(collects: bool) -> None:
+    """CPython 3.11's parsers fail in threads that the collector switches; it stays as it was afterwards."""
+    kernel = make_kernel()
+    heard: list[bool] = []
+
+    def ask() -> None:
+        heard.append(gc.isenabled())
+        launch(kernel, 1)
+        raise ValueError("of my own")
+
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(ValueError, match="of my own"):
+            compile_ahead(ask, num_threads=1)
+        assert heard == [False]
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if was_on else gc.disable)()
