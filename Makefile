@@ -16,8 +16,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # otherwise, `make demo` too, choose for themselves.
 test test-long test-faults golden: export OMP_NUM_THREADS ?= 1
 PYTEST_ARGS ?=
-# Tests of a file share what they start, so they stay in one process. In their own order: files of processes come
-# first, and many small ones are left to fill both cores at the end.
+# Both suites run on all cores. Tests of a file share what they start, so they stay in one process. In their own
+# order: files of processes come first, and many small ones are left to fill the cores at the end.
 WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 COVERAGE := --cov --cov-report=term:skip-covered --cov-report=xml:var/coverage.xml
 
@@ -74,7 +74,7 @@ test: $(DEV) $(NODE) ## unit and integration tests with coverage
 	$(BIN)/python -m pytest -m "not long and not gpu" $(WORKERS) $(COVERAGE) $(PYTEST_ARGS)
 
 test-long: $(DEV) $(NODE) ## golden parity, soak and fault suites
-	$(BIN)/python -m pytest -m "long and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "long and not gpu" $(WORKERS) $(PYTEST_ARGS)
 
 test-faults: $(DEV) ## the fault suites alone; prints fault x stage: lost, wrong, time to recover
 	$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
