@@ -167,6 +167,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Generator[Rig]:
         loop.close()
 
 
+# Of an example that fails, which is to be shown whole.
+@pytest.mark.filterwarnings("ignore:Generating overly large repr:hypothesis.errors.HypothesisWarning")
 @pytest.mark.parametrize(
     "num_examples", [30, pytest.param(800, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 )

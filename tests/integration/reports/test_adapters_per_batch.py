@@ -23,9 +23,9 @@ from tests.support.stack import Stack, make_request
 from tests.support.waiting import eventually
 
 MARKS = (10, 20, 30)
-LONG_PROMPT, BASE_PROMPTS = 2000, (300, 1500)
+LONG_PROMPT, BASE_PROMPTS = 2000, (300, 700, 1100, 1500)
 CANCELLED_SHARE = 0.3
-OUTPUTS = (1, 30, 250)
+OUTPUTS = (1, 30, 250, 250)
 # Three long prompts fit, with little room to grow: what runs is preempted now and then.
 NUM_BLOCKS = 390
 CHUNK = 512
@@ -127,6 +127,7 @@ async def run(root: Path, max_adapters: int, seconds: float, kinds: Sequence[int
         before = await stack.model()
         seed = int(os.environ.get("LORIKEET_TEST_SEED", "1")) * 1000
         tally = Tally()
+        begun_s = time.monotonic()
         is_over = asyncio.Event()
         await asyncio.gather(
             watch(stack, before.status, seconds, is_over, tally),
@@ -143,7 +144,8 @@ async def run(root: Path, max_adapters: int, seconds: float, kinds: Sequence[int
         assert levels(after.status) == (0, 0, 0, 0)
         await check_steps(stack, digests, max_adapters, after.status.steps)
     print(
-        f"\n{tally.ended.total()} ended {dict(tally.ended)}, {tally.cancelled} cancelled in {seconds:.0f} s"
+        f"\n{tally.ended.total()} ended {dict(tally.ended)}, {tally.cancelled} cancelled, "
+        f"{after.status.preemptions - before.status.preemptions} preempted in {time.monotonic() - begun_s:.0f} s"
     )
     assert set(tally.ended) == {None, *MARKS}
     assert tally.cancelled
