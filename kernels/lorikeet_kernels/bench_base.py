@@ -23,7 +23,7 @@ from lorikeet_kernels.attention.paged_attention import paged_attention
 from lorikeet_kernels.benchmarking.bench_problem import MODELS, MoeModel
 from lorikeet_kernels.benchmarking.expert_projections import WEIGHT_BYTES, expert_projection, fp8_weight
 from lorikeet_kernels.benchmarking.few_rows_points import SIZES, few_rows_point, with_rows
-from lorikeet_kernels.benchmarking.fp8_points import block_product_ways, layer_part_points
+from lorikeet_kernels.benchmarking.fp8_points import block_product_ways, down_and_sum_ways, layer_part_points
 from lorikeet_kernels.benchmarking.graph_timing import call_each, time_interleaved
 from lorikeet_kernels.benchmarking.latent_points import Point, around_points, attention_points, prompt_points
 from lorikeet_kernels.benchmarking.list_options import names_among
@@ -146,6 +146,18 @@ def bench_fp8_parts(model: MoeModel) -> Iterator[Row]:
     for num_tokens in (16, 4096):
         for point in layer_part_points(model, num_tokens):
             yield _row(point.name, point.calls, point.num_bytes, point.flop, FLOOR_FP8_FLOP_PER_S)
+
+
+def bench_fp8_ranged(model: MoeModel) -> Iterator[Row]:
+    """Down and the sum over a token's experts: two launches and one, taking turns."""
+    for num_tokens in (2048, 4096, 8192):
+        ways, num_bytes = down_and_sum_ways(model, num_tokens)
+        timed = time_interleaved({way: [_silent(c) for c in calls] for way, calls in ways.items()})
+        flop = 2.0 * num_tokens * model.top_k * model.hidden * model.inner
+        floor = max(num_bytes / FLOOR_BYTES_PER_S, flop / FLOOR_FP8_FLOP_PER_S) * 1e6
+        for way, us in timed.items():
+            label = f"fp8 {model.name} T={num_tokens} down and sum, {way}"
+            yield Row(label, round(us, 2), "us", round(floor, 2), round(flop / us * 1e-6, 1))
 
 
 def bench_fp8_blocks() -> Iterator[Row]:
@@ -314,6 +326,7 @@ def _parts() -> dict[str, Callable[[], Iterator[Row]]]:
         "fp8-parts": lambda: (
             row for name in ("qwen3-30b-a3b", "deepseek-v3-tp8") for row in bench_fp8_parts(models[name])
         ),
+        "fp8-ranged": lambda: bench_fp8_ranged(models["deepseek-v3-tp8"]),
         "fp8-linear": bench_fp8_linear,
         "fp8-blocks": bench_fp8_blocks,
         "attention": lambda: (

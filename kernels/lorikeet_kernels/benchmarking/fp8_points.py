@@ -18,12 +18,13 @@ from lorikeet_kernels.dense.gated_activation import SILU
 from lorikeet_kernels.dense.quantize_rows import quantize_rows
 from lorikeet_kernels.experts.expert_blocks import expert_blocks
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
+from lorikeet_kernels.experts.fp8_ranged_down import empty_marks, fp8_ranged_down
 from lorikeet_kernels.experts.moe_sum import sum_pairs
 from lorikeet_kernels.experts.routing import route_softmax
 from lorikeet_kernels.launch.compile_ahead import compile_ahead
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.tiling.dense_tiles import DenseTiles, select_dense
-from lorikeet_kernels.tiling.expert_tiles import MoeShape, select_experts
+from lorikeet_kernels.tiling.expert_tiles import MoeShape, RangedTiles, select_experts
 
 BF16 = torch.bfloat16
 Calls = list[Callable[[], object]]
@@ -32,6 +33,16 @@ _DENSE_TILES = (
     DenseTiles(128, 128, 128, 4, 8),
     DenseTiles(64, 128, 128, 4, 4),
     DenseTiles(128, 64, 128, 4, 4),
+)
+_RANGED_TILES = (
+    RangedTiles(128, 6, 1, 3),
+    RangedTiles(128, 6, 2, 4),
+    RangedTiles(128, 6, 2, 1000),
+    RangedTiles(128, 6, 3, 5),
+    RangedTiles(256, 6, 1, 3),
+    RangedTiles(256, 6, 2, 4),
+    RangedTiles(256, 6, 1, 1000),
+    RangedTiles(512, 6, 1, 3),
 )
 _TOLERANCE = 1e-2
 
@@ -77,6 +88,47 @@ def layer_part_points(model: MoeModel, num_tokens: int) -> Iterator[Point]:
     )
     for name, calls, num_bytes, flops in launches:
         yield Point(f"fp8 {model.name} T={num_tokens} {name}", list(calls), num_bytes, flops)
+
+
+def down_and_sum_ways(model: MoeModel, num_tokens: int) -> tuple[dict[str, Calls], float]:
+    """Down and the top-k sum, as two launches and as one by ranges; and the bytes that must move.
+
+    Each range's rows of pairs are meant to stay in the L2: they count as no bytes.
+    """
+    downs = [_fp8(expert_projection(model, "fp8_block", is_gate_up=False).weight) for _ in range(2)]
+    logits = torch.randn(num_tokens, model.num_experts, device="cuda").to(BF16)
+    weights, ids = route_softmax(logits, model.top_k, renormalize=True)
+    shape = MoeShape("fp8_block", model.hidden, model.inner, model.num_experts, ids.numel())
+    tiles = select_experts(shape, device_name(logits)).down
+    blocks = expert_blocks(ids, model.num_experts, tiles.block_rows)
+    act = torch.randn((*ids.shape, model.inner), device="cuda").to(BF16)
+    rows = quantize_rows(act, downs[0].activations)
+    pairs = act.new_empty((*ids.shape, model.hidden))
+    out, other = (act.new_empty((num_tokens, model.hidden)) for _ in range(2))
+
+    def apart(weight: Fp8Weight) -> None:
+        fp8_gemm(rows, weight, blocks, pairs, tiles, topk_weights=weights)
+        sum_pairs(pairs, out)
+
+    def ranged(weight: Fp8Weight, own: RangedTiles) -> None:
+        fp8_ranged_down(rows, weight, blocks, other, own, weights, empty_marks(weight, own))
+
+    compile_ahead(
+        lambda: call_each(
+            (partial(apart, downs[0]), *(partial(ranged, downs[0], own) for own in _RANGED_TILES))
+        ),
+        os.cpu_count() or 1,
+    )
+    apart(downs[0])
+    ways: dict[str, Calls] = {"apart": [partial(apart, weight) for weight in downs]}
+    for own in _RANGED_TILES:
+        other.fill_(float("nan"))
+        ranged(downs[0], own)
+        mark = "" if torch.equal(other, out) else " WRONG"
+        name = f"{own.columns} columns, lag {own.lag}, {own.buffers} buffers, {own.stages} stages{mark}"
+        ways[name] = [partial(ranged, weight, own) for weight in downs]
+    touched = len(set(ids.flatten().tolist()))
+    return ways, touched * model.hidden * model.inner + act.numel() + 2.0 * out.numel()
 
 
 def block_product_ways(num_tokens: int, rows: int, columns: int) -> dict[str, Calls]:

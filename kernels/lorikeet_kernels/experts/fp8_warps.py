@@ -63,7 +63,7 @@ def _item(items, number, RANGES: gl.constexpr, TILES: gl.constexpr):
 
 
 @gluon.jit
-def _copy_rows(x_ring, first, x_at, count, m, offset):
+def copy_rows(x_ring, first, x_at, count, m, offset):
     """Start the copies of a step of the pairs' rows, 64 of them into each of the slots from `first` on."""
     for part in gl.static_range(len(x_at)):
         if count > part * ROWS:
@@ -106,7 +106,7 @@ def load(
                 half = number % 2
                 mbarrier.wait(stay[1].index(half), number // 2 % 2 ^ 1)
                 for step in range(STEPS):
-                    _copy_rows(x_ring, (half * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
+                    copy_rows(x_ring, (half * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
                 async_copy.mbarrier_arrive(stay[0].index(half), increment_count=False)
             for tile in range(begin, end):
                 if not ACTIVATE:
@@ -126,7 +126,7 @@ def load(
                         slot_scales = ring[4].index(slot)
                         async_copy.async_copy_global_to_shared(slot_scales, scale_at + step, mask=is_scale)
                     if not STAYS:
-                        _copy_rows(x_ring, slot * GROUPS, x_at, count, m, step * STEP)
+                        copy_rows(x_ring, slot * GROUPS, x_at, count, m, step * STEP)
                     async_copy.mbarrier_arrive(landed, increment_count=False)
                     turn += 1
 

@@ -1,12 +1,13 @@
 """The experts of a MoE layer on a GPU: both GEMMs with what follows them fused, LoRA between, the top-k sum.
 
 Three launches beside the cut of the pairs into blocks: gate_up with bias and activation, down with bias and
-routed weight, the sum. One token needs no cut where neither's weights are packed or in FP8. With adapters,
-decode batches get their delta added inside the same launches, or, where gate_up's is made beside its GEMM, by
-an activation of its own; prefill batches store gate_up's and down's rows, to which the LoRA ops add. Rows
-without an adapter have the same bits in every way, and those with one the same beside as before the GEMM.
-Experts in FP8 take rows quantised first, a launch before each GEMM; adapters see the rows as they were. The
-reference is `expert_linear`, `gated_activation` and `moe_sum` one after the other.
+routed weight, the sum; the last two are one where the tiles say so and no adapter comes between. One token
+needs no cut where neither's weights are packed or in FP8. With adapters, decode batches get their delta added
+inside the same launches, or, where gate_up's is made beside its GEMM, by an activation of its own; prefill
+batches store gate_up's and down's rows, to which the LoRA ops add. Rows without an adapter have the same bits
+in every way, and those with one the same beside as before the GEMM. Experts in FP8 take rows quantised first,
+a launch before each GEMM; adapters see the rows as they were. The reference is `expert_linear`,
+`gated_activation` and `moe_sum` one after the other.
 
 Beside LoRA gate_up's GEMM stores its rows, which the activation reads: 4 P I elements more for P pairs.
 gpt-oss-20b at 32 rows, bf16: 2.9 MB, 0.7 us at 4.3 TB/s; the launch takes 2.2 us, and `tiling.lora_overlap`
@@ -28,6 +29,7 @@ from lorikeet_kernels.dense.row_order import RowOrder
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, expert_blocks, lone_blocks
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
+from lorikeet_kernels.experts.fp8_ranged_down import can_range_down, empty_marks, fp8_ranged_down
 from lorikeet_kernels.experts.joined_down import joined_down
 from lorikeet_kernels.experts.moe_sum import SharedRows, moe_sum_parts, sum_pairs
 from lorikeet_kernels.experts.mxfp4 import Mxfp4Weight, dequantize_mxfp4
@@ -40,7 +42,14 @@ from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.lora.side_stream import SideStream
 from lorikeet_kernels.tiling import is_ungrouped
-from lorikeet_kernels.tiling.expert_tiles import ExpertTiles, MoeShape, MoeTiles, Weights, select_experts
+from lorikeet_kernels.tiling.expert_tiles import (
+    ExpertTiles,
+    MoeShape,
+    MoeTiles,
+    RangedTiles,
+    Weights,
+    select_experts,
+)
 
 DeviceExpertWeight = torch.Tensor | Mxfp4DeviceWeight | Fp8Weight
 """[E, out, in] as the device's kernels read it."""
@@ -143,6 +152,20 @@ def moe_experts(
     is_lone = x.shape[0] == 1 and all(isinstance(part.weight, torch.Tensor) for part in (gate_up, down))
     make_blocks = lone_blocks if is_lone else expert_blocks
     cut = partial(make_blocks, topk_ids, num_experts, tiles.gate_up.block_rows)
+    if lora is None and tiles.ranged is not None and _takes_ranges(x, topk_ids, down, shared, tiles):
+        return _with_ranged_down(
+            x,
+            topk_weights,
+            topk_ids,
+            cut,
+            gate_up,
+            down,
+            activation,
+            shared,
+            tiles.gate_up,
+            tiles.ranged,
+            out,
+        )
     act, blocks = _activated(x, topk_ids, cut, gate_up, activation, lora, tiles.gate_up)
     is_split = tiles.down.splits > 1
     shape_of_parts = (tiles.down.splits, *topk_ids.shape, hidden) if is_split else (*topk_ids.shape, hidden)
@@ -186,6 +209,47 @@ def moe_experts(
             is_dependent=is_next,
         )
     return sum_pairs(parts, out, delta=delta, shared=shared, is_dependent=is_next)
+
+
+def _takes_ranges(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    down: ExpertProjection,
+    shared: SharedRows | None,
+    tiles: MoeTiles,
+) -> bool:
+    """Whether down and the sum can be one launch."""
+    num_tokens, top_k = topk_ids.shape
+    return (
+        tiles.ranged is not None
+        and isinstance(down.weight, Fp8Weight)
+        and down.bias is None
+        and (shared is None or shared.delta is None)
+        and can_range_down(down.weight, num_tokens, top_k, tiles.gate_up.block_rows, x.dtype, tiles.ranged)
+    )
+
+
+def _with_ranged_down(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    cut: Callable[[], ExpertBlocks],
+    gate_up: ExpertProjection,
+    down: ExpertProjection,
+    activation: GatedActivation,
+    shared: SharedRows | None,
+    tiles: ExpertTiles,
+    ranged: RangedTiles,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    assert isinstance(down.weight, Fp8Weight)
+    marks = empty_marks(down.weight, ranged)
+    act, blocks = _activated(x, topk_ids, cut, gate_up, activation, None, tiles)
+    rows = quantize_rows(act, down.weight.activations)
+    return fp8_ranged_down(
+        rows, down.weight, blocks, out, ranged, topk_weights, marks,
+        shared=None if shared is None else shared.y,
+    )  # fmt: skip
 
 
 def _activated(

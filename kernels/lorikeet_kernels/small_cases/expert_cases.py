@@ -14,6 +14,7 @@ from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, cut_blocks, exp
 from lorikeet_kernels.experts.expert_gemm import expert_gemm
 from lorikeet_kernels.experts.expert_linear import ExpertWeight, expert_linear_reference
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
+from lorikeet_kernels.experts.fp8_ranged_down import BLOCK_ROWS, empty_marks, fp8_ranged_down
 from lorikeet_kernels.experts.moe_sum import (
     SharedRows,
     moe_sum_parts_reference,
@@ -37,7 +38,7 @@ from lorikeet_kernels.testing import (
     random_fp8_weight,
     random_mxfp4_weight,
 )
-from lorikeet_kernels.tiling.expert_tiles import ExpertTiles
+from lorikeet_kernels.tiling.expert_tiles import ExpertTiles, RangedTiles
 from lorikeet_kernels.tiling.router_tiles import RouterTiles
 
 EXPERTS, TOP_K = 5, 2
@@ -207,6 +208,36 @@ def _fp8_layer(
     return _layer(gate_up, down, tokens, order, tiles, dtype)
 
 
+def _ranged_down(dtype: torch.dtype) -> SmallProblem:
+    """More ranges than buffers, an expert of several blocks, tokens that fill no slot; rows added to them."""
+    generator = torch.Generator().manual_seed(7)
+    num_tokens, hidden, inner = 301, 1024, 256
+    weight = random_fp8_weight(EXPERTS, (hidden,), inner, "block", generator)
+    ids = random_experts(num_tokens, EXPERTS - 1, TOP_K, generator)  # the last expert has no pairs
+    ids[num_tokens // 2 :, 0], ids[num_tokens // 2 :, 1] = 0, 1
+    routed = torch.rand(num_tokens, TOP_K, generator=generator)
+    act = torch.randn(num_tokens, TOP_K, inner, generator=generator).to(dtype)
+    added = torch.randn(num_tokens, hidden, generator=generator).to(dtype)
+    rows = quantize_rows_reference(act, weight.activations)
+    groups = make_moe_groups(
+        ids, make_lora_segments(torch.full((num_tokens,), -1, dtype=torch.int32), 1), EXPERTS
+    )
+    pairs = torch.empty(num_tokens, TOP_K, hidden, dtype=dtype)
+    expert_linear_reference(act, weight, groups, pairs, topk_weights=routed)
+    expected = moe_sum_reference(pairs), moe_sum_reference(pairs, SharedRows(added))
+
+    def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
+        x, matrix, weights, shared = moved((rows, weight, routed, added), device)
+        blocks = cut_blocks(moved(ids, device), EXPERTS, BLOCK_ROWS)
+        made: list[torch.Tensor] = []
+        for tiles, other in ((RangedTiles(128, 4, 2, 4), None), (RangedTiles(256, 4, 1, 2), shared)):
+            out, marks = poisoned(expected[0], device), empty_marks(matrix, tiles)
+            made.append(fp8_ranged_down(x, matrix, blocks, out, tiles, weights, marks, shared=other))
+        return tuple(made)
+
+    return SmallProblem(expected, launch, tolerance=1e-2)
+
+
 def _router(dtype: torch.dtype) -> SmallProblem:
     """A last part, and rows and experts, that fill no program; routing adds the parts up, rows of others."""
     generator = torch.Generator().manual_seed(5)
@@ -282,6 +313,12 @@ CASES = (
         "fp8_specialized",
         _SPECIALIZED,
         partial(_fp8_layer, (150, *_WHOLE), "block", "concatenated", _RING),
+        needs_gpu=True,
+    ),
+    SmallCase(
+        "fp8_ranged_down",
+        (*_BLOCKS, "experts.fp8_ranged_down._fp8_ranged_down_kernel"),
+        _ranged_down,
         needs_gpu=True,
     ),
     SmallCase("router", ("experts.router_logits._router_logits_kernel", _ROUTE), _router),

@@ -50,11 +50,29 @@ class ExpertTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class RangedTiles:
+    """Tiles of down and the top-k sum in one launch: see `fp8_ranged_down`.
+
+    A range is `columns` of the result, of which the rows of `buffers` ranges are kept: a range is summed
+    `lag` ranges after it was multiplied. A slot, of `stages`, holds 128 x 128 weights.
+    """
+
+    columns: int
+    stages: int
+    lag: int
+    buffers: int
+
+
+@dataclass(frozen=True, slots=True)
 class MoeTiles:
-    """Tiles of a layer's two GEMMs."""
+    """Tiles of a layer's two GEMMs, and of down and the sum as one launch where no adapter comes between.
+
+    `ranged` takes the GEMMs' cut, and gives the bits of `down` and a sum.
+    """
 
     gate_up: ExpertTiles
     down: ExpertTiles
+    ranged: RangedTiles | None = None
 
     def __post_init__(self) -> None:
         if self.gate_up.block_rows != self.down.block_rows or self.gate_up.splits != 1:
@@ -87,10 +105,12 @@ def load_expert_table(device: str) -> Mapping[MoeShape, MoeTiles]:
 def parse_expert_table(text: str) -> Mapping[MoeShape, MoeTiles]:
     """A table from its JSON text; raises KeyError, TypeError or ValueError on anything else."""
     entries: list[dict[str, Any]] = json.loads(text)["entries"]
-    return {
-        MoeShape(**e["shape"]): MoeTiles(ExpertTiles(**e["gate_up"]), ExpertTiles(**e["down"]))
-        for e in entries
-    }
+    return {MoeShape(**e["shape"]): _parse_tiles(e) for e in entries}
+
+
+def _parse_tiles(entry: Mapping[str, Any]) -> MoeTiles:
+    ranged = RangedTiles(**entry["ranged"]) if "ranged" in entry else None
+    return MoeTiles(ExpertTiles(**entry["gate_up"]), ExpertTiles(**entry["down"]), ranged)
 
 
 @MEASURED.decide

@@ -2,12 +2,10 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import gluon_stand_in
 import ring_stand_in
 import torch
-from triton.runtime import interpreter
 
 ring_stand_in.install()
 
@@ -21,19 +19,6 @@ from lorikeet_kernels.benchmarking.latent_problem import (  # noqa: E402
 )
 from lorikeet_kernels.testing import TOLERANCE, relative_error  # noqa: E402
 from lorikeet_kernels.tiling.latent_tiles import LatentDecodeTiles, LatentPrefillTiles  # noqa: E402
-
-_patch_tensor = interpreter._patch_lang_tensor
-
-
-def _patch_tensor_for_numpy(tensor: Any, scope: Any) -> None:
-    """As interpreted_latent's."""
-    _patch_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-    scope.set_attr(tensor, "__int__", lambda self: int(self.handle.data.item()))
-
-
-interpreter._patch_lang_tensor = _patch_tensor_for_numpy
-
 
 DTYPE = torch.float16
 

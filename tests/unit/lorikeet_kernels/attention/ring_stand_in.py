@@ -1,219 +1,222 @@
-"""What gluon_stand_in lacks for latent_ring: shared memory, TMA, mbarriers and warps with tasks of their own.
+"""What gluon_stand_in lacks for kernels with rings: shared memory, copies, mbarriers, warps with own tasks.
 
 `install()` as there. Partitions of a warp specialization run in threads, barriers count arrivals, bytes and
-phases, and a copy that was asked for happens a little later, so that who does not wait reads NaN or a slot's
-former step. Shared memory lies as the hardware has it, panels of 64 elements after one another; without the
-swizzle, which no reader sees.
+phases. A copy that was asked for happens a little later, so that who does not wait reads NaN; so does a
+product, so that who gives its operands' slots away before its end multiplies NaN.
 """
 
+import builtins
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import gluon_stand_in
 import numpy as np
+import threads_stand_in
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import TensorHandle
+from shared_memory_stand_in import (
+    Barrier,
+    PanelLayout,
+    PlainLayout,
+    Shared,
+    allocate,
+    make_tensor,
+    storage_type,
+)
+from triton.runtime import interpreter
 
-PANEL = 64
-PATIENCE_S = 60.0
-COPY_S = 1e-4
 HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
+AMPERE = "triton.experimental.gluon.language.nvidia.ampere"
 DESCRIPTORS = "triton.experimental.gluon.nvidia.hopper"
-
-
-class Barrier:
-    """An mbarrier: a phase ends when `count` have arrived and all announced bytes are there."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.count = self.missing = self.missing_bytes = self.ended = 0
-
-    def update(self, arrivals: int, num_bytes: int) -> None:
-        """Note what arrived; bytes that are announced count as negative."""
-        with self.changed:
-            self.missing -= arrivals
-            self.missing_bytes -= num_bytes
-            assert self.missing >= 0, "more arrivals than the barrier counts"
-            if self.missing == self.missing_bytes == 0:
-                self.missing = self.count
-                self.ended += 1
-                self.changed.notify_all()
-
-    def wait(self, phase: int) -> None:
-        """Until the phase of that parity has ended."""
-        with self.changed:
-            done = self.changed.wait_for(lambda: self.ended % 2 != int(phase), PATIENCE_S)
-        assert done, "a barrier that nobody ends"
-
-
-class Barriers(list[Barrier]):
-    """An allocation of barriers."""
-
-    def index(self, slot: Any, *_: Any) -> Barrier:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """As a memory descriptor's."""
-        return self[int(slot)]
-
-
-@dataclass(frozen=True)
-class Shared:
-    """A view of shared memory: `shape` over a run of elements; the last two dimensions are a tile."""
-
-    run: np.ndarray[Any, Any]
-    shape: tuple[int, ...]
-    dtype: Any
-    is_turned: bool = False
-
-    def index(self, slot: Any) -> "Shared":
-        """The tile, or group of them, of the first dimension."""
-        size = self.run.size // self.shape[0]
-        assert 0 <= int(slot) < self.shape[0]
-        return Shared(self.run[int(slot) * size :][:size], self.shape[1:], self.dtype)
-
-    def permute(self, _order: object) -> "Shared":
-        """The tile transposed."""
-        return Shared(self.run, self.shape, self.dtype, not self.is_turned)
-
-    def _reinterpret(self, dtype: Any, shape: Sequence[Any], _layout: object) -> "Shared":
-        sizes = tuple(int(size) for size in shape)
-        assert np.prod(sizes) == self.run.size
-        return Shared(self.run, sizes, dtype)
-
-    @property
-    def tile(self) -> np.ndarray[Any, Any]:
-        """A view [rows, panels, PANEL] of a tile's elements."""
-        rows, columns = self.shape
-        panel = min(PANEL, columns)
-        return self.run.reshape(columns // panel, rows, panel).transpose(1, 0, 2)
-
-    def load(self, _layout: object = None) -> Any:
-        """As a tensor of the interpreter."""
-        values = self.tile.reshape(self.shape)
-        values = np.ascontiguousarray(values.T if self.is_turned else values)
-        return tl.core.tensor(
-            TensorHandle(values, self.dtype), tl.block_type(self.dtype, [int(n) for n in values.shape])
-        )
-
-    def store(self, value: Any) -> None:
-        """From a tensor of the interpreter."""
-        self.tile[...] = value.handle.data.reshape(self.tile.shape)
+POLL_S = 5e-3
+"""Between looks at what other programs write: looking takes time from those who do it."""
+THREADS = 128
+"""Of a warpgroup, each of which arrives for its own asynchronous copies."""
 
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A tensor descriptor: rows, of which copies take blocks."""
+    """A tensor descriptor: a tensor, of which copies take blocks."""
 
     base: torch.Tensor
-    block: tuple[int, int]
+    block_shape: list[int]
+    layout: PanelLayout
 
     @classmethod
-    def from_tensor(cls, base: torch.Tensor, block: Sequence[int], _layout: object) -> "Descriptor":
+    def from_tensor(cls, base: torch.Tensor, block: Sequence[int], layout: PanelLayout) -> "Descriptor":
         """As the real one's."""
-        return cls(base, (block[0], block[1]))
+        return cls(base, list(block), layout)
+
+    def block(self, at: Sequence[int]) -> np.ndarray[Any, Any]:
+        """A block's bytes, as they are now."""
+        ends = [start + size for start, size in zip(at, self.block_shape, strict=True)]
+        assert all(a >= 0 and b <= n for a, b, n in zip(at, ends, self.base.shape, strict=True))
+        block = self.base[tuple(slice(a, b) for a, b in zip(at, ends, strict=True))]
+        return block.contiguous().view(torch.uint8).numpy()
 
 
-def _allocate(dtype: Any, shape: Sequence[Any], _layout: object) -> Any:
-    sizes = tuple(int(size) for size in shape)
-    if dtype == tl.int64:
-        return Barriers(Barrier() for _ in range(sizes[0]))
-    return Shared(np.full(int(np.prod(sizes)), np.nan, np.float16), sizes, dtype)
-
-
-def _init(barrier: Barrier, count: Any) -> None:
-    barrier.count = barrier.missing = int(count)
-
-
-def _copy(descriptor: Descriptor, at: Sequence[Any], barrier: Barrier, place: Shared) -> None:
-    row, column = (int(index) for index in at)
-    rows, columns = descriptor.block
-    assert place.shape == (rows, columns)
-    assert row + rows <= descriptor.base.shape[0]
-    block = descriptor.base[row : row + rows, column : column + columns].numpy()
+def _copy_block(descriptor: Descriptor, at: Sequence[Any], barrier: Barrier, place: Shared) -> None:
+    start = [int(index) for index in at]
+    assert list(place.shape) == descriptor.block_shape
+    place.spoil()
 
     def happen() -> None:
-        time.sleep(COPY_S)
-        place.tile[...] = block.reshape(place.tile.shape)
+        block = descriptor.block(start)
+        place.write(block.view(storage_type(place.dtype)))
         barrier.update(0, block.nbytes)
 
-    threading.Thread(target=happen).start()
+    threads_stand_in.later(happen)
+
+
+class _Copies(threading.local):
+    """A partition's asynchronous copies that may be under way."""
+
+    def __init__(self) -> None:
+        self.started: list[threading.Thread] = []
+
+
+_copies = _Copies()
+
+
+def _copy_elements(place: Shared, pointer: Any, mask: Any = None, cache_modifier: str = "") -> None:
+    assert place.shape == pointer.handle.data.shape
+    is_there = np.broadcast_to(True if mask is None else mask.handle.data, place.shape)
+    place.spoil()
+
+    def happen() -> None:
+        chosen = interpreter.TensorHandle(np.ascontiguousarray(is_there), tl.int1)
+        loaded = interpreter.interpreter_builder.create_masked_load(
+            pointer.handle, chosen, None, None, None, is_volatile=False
+        )
+        place.write(loaded.data)
+
+    _copies.started = [copy for copy in _copies.started if copy.is_alive()]
+    _copies.started.append(threads_stand_in.later(happen))
+
+
+def _arrive_after_copies(barrier: Barrier, *, increment_count: bool = True) -> None:
+    assert not increment_count, "each thread's arrival is among those that the barrier counts"
+    copies = tuple(_copies.started)
+
+    def happen() -> None:
+        for copy in copies:
+            copy.join()
+        barrier.arrive(THREADS)
+
+    threads_stand_in.later(happen)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that is under way: reads its operands when it is waited for."""
+
+    a: Shared
+    b: Shared
+    added: Any
+
+    def finish(self) -> Any:
+        """The sum."""
+        threads_stand_in.take_time("products")
+        product = np.matmul(self.a.floats, self.b.floats)
+        if self.added is not None:
+            product += _finish(self.added).handle.data
+        return make_tensor(product, tl.float32)
+
+
+def _finish(value: Any) -> Any:
+    return value.finish() if isinstance(value, Product) else value
 
 
 def _multiply(a: Shared, b: Shared, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Any:
-    del is_async
-    product = tl.dot(a.load(), b.load(), input_precision="ieee")
-    return acc + product if use_acc else product
+    product = Product(a, b, acc if use_acc else None)
+    return product if is_async else product.finish()
+
+
+def _wait_for_products(outstanding: int, values: Sequence[Any]) -> Any:
+    assert outstanding == 0
+    finished = tuple(_finish(value) for value in values)
+    return finished[0] if len(finished) == 1 else finished
 
 
 def _specialize(tasks: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *_: object) -> Any:
-    failures: list[BaseException] = []
+    return threads_stand_in.run_together([partial(task, *args) for task, args in tasks])[0]
 
-    def work(task: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        try:
-            task(*args)
-        except BaseException as error:  # noqa: BLE001 (it is raised below)
-            failures.append(error)
 
-    threads = [threading.Thread(target=work, args=task) for task in tasks[1:]]
-    for thread in threads:
-        thread.start()
-    task, args = tasks[0]
-    try:
-        result = task(*args)
-    except BaseException as error:
-        if failures:  # for whose barriers this one waited
-            raise failures[0] from error
-        raise
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return result
+def _assemble(asm: str, _constraints: str, args: Sequence[Any], **_: object) -> Any:
+    if asm.startswith("ld.acquire"):  # by those who wait for other programs
+        time.sleep(POLL_S)
+        threads_stand_in.keep_waiting()
+        return tl.load(args[0])
+    assert asm.startswith("griddepcontrol"), asm
+    return None
+
+
+def _range(*bounds: Any) -> Iterator[Any]:
+    """A loop's numbers are tensors, as on a device."""
+    for number in builtins.range(*map(int, bounds)):
+        yield interpreter.interpreter_semantic.to_tensor(number)
+
+
+class _Number(int):
+    """A constant of a module, for kernels and for the host: tl.constexpr + tensor is no tensor."""
+
+    @property
+    def value(self) -> int:
+        """As a constexpr's."""
+        return int(self)
+
+
+def attach(kernel_module: ModuleType) -> None:
+    """As gluon_stand_in's; loops' numbers and the module's constants are as kernels see them on a device."""
+    gluon_stand_in.attach(kernel_module)
+    names = vars(kernel_module)
+    names["range"] = _range
+    for name, constant in names.items():
+        if isinstance(constant, tl.constexpr):
+            names[name] = _Number(constant.value)
 
 
 def install() -> None:
     """Put the stand-ins in the places of Gluon's modules."""
     gluon_stand_in.install()
+    threads_stand_in.install()
     language = sys.modules["triton.experimental.gluon.language"]
-    for name in ("exp2", "num_programs", "zeros_like"):
+    for name in ("exp2", "num_programs", "zeros_like", "cdiv", "atomic_add", "static_assert"):
         setattr(language, name, lambda *args, _name=name, **kwargs: getattr(tl, _name)(*args, **kwargs))
-
-    class Layout:
-        """Forgotten."""
-
-        def __init__(self, *_: object, **__: object) -> None:
-            pass
-
-        @staticmethod
-        def get_default_for(*_: object) -> None:
-            """Forgotten too."""
-
     vars(language).update(
-        allocate_shared_memory=_allocate,
-        NVMMASharedLayout=Layout,
+        allocate_shared_memory=allocate,
+        NVMMASharedLayout=PanelLayout,
+        SwizzledSharedLayout=PlainLayout,
         thread_barrier=lambda: None,
         warp_specialize=_specialize,
+        inline_asm_elementwise=_assemble,
     )
     hopper, descriptors = ModuleType(HOPPER), ModuleType(DESCRIPTORS)
     mbarrier, tma = ModuleType(f"{HOPPER}.mbarrier"), ModuleType(f"{HOPPER}.tma")
+    async_copy = ModuleType(f"{AMPERE}.async_copy")
     vars(mbarrier).update(
-        MBarrierLayout=Layout,
-        init=_init,
-        expect=lambda barrier, num_bytes: barrier.update(1, -int(num_bytes)),
-        arrive=lambda barrier, count: barrier.update(int(count), 0),
-        wait=lambda barrier, phase: barrier.wait(phase),
+        MBarrierLayout=lambda: None,
+        init=Barrier.init,
+        expect=Barrier.expect,
+        arrive=Barrier.arrive,
+        wait=Barrier.wait,
     )
-    vars(tma).update(async_copy_global_to_shared=_copy)
+    vars(tma).update(async_copy_global_to_shared=_copy_block)
+    vars(async_copy).update(async_copy_global_to_shared=_copy_elements, mbarrier_arrive=_arrive_after_copies)
+    vars(sys.modules[AMPERE]).update(async_copy=async_copy)
     vars(hopper).update(
         fence_async_shared=lambda: None,
         mbarrier=mbarrier,
         tma=tma,
         warpgroup_mma=_multiply,
-        warpgroup_mma_wait=lambda _outstanding, values: values[0] if len(values) == 1 else values,
+        warpgroup_mma_wait=_wait_for_products,
     )
     vars(descriptors)["TensorDescriptor"] = Descriptor
-    sys.modules.update({module.__name__: module for module in (hopper, descriptors, mbarrier, tma)})
+    added = (hopper, descriptors, mbarrier, tma, async_copy)
+    sys.modules.update({module.__name__: module for module in added})

@@ -8,16 +8,27 @@ from pathlib import Path
 import pytest
 
 CASES = (
-    *("quantize_rows", "channels", "ragged_blocks", "whole_blocks", "mixed_experts", "gemm_lora", "dense"),
-    pytest.param("few_rows", marks=pytest.mark.long),  # a minute and a half
+    ("interpreted_fp8.py", "quantize_rows"),
+    ("interpreted_fp8.py", "channels"),
+    ("interpreted_fp8.py", "ragged_blocks"),
+    ("interpreted_fp8.py", "whole_blocks"),
+    ("interpreted_fp8.py", "mixed_experts"),
+    ("interpreted_fp8.py", "gemm_lora"),
+    ("interpreted_fp8.py", "dense"),
+    pytest.param("interpreted_fp8.py", "few_rows", marks=pytest.mark.long),  # a minute and a half
+    ("interpreted_fp8_ranged.py", "staying"),
+    ("interpreted_fp8_ranged.py", "many"),
+    ("interpreted_fp8_ranged.py", "idle"),
 )
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_kernels_match_references_under_the_interpreter(case: str) -> None:
-    """See interpreted_fp8.py for what a case covers."""
-    script = Path(__file__).with_name("interpreted_fp8.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_kernels_match_references_under_the_interpreter(name: str, case: str) -> None:
+    """See the files for what a case covers."""
+    script = Path(__file__).with_name(name)
+    stand_ins = (str(script.parent.parent / room) for room in ("lora", "attention"))
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), *stand_ins)))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, str(script), case], env=environment, capture_output=True, text=True, check=False
     )

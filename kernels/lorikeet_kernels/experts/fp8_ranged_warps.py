@@ -1,0 +1,307 @@
+"""Device code in Gluon: the warps of `fp8_ranged_down`, those that load and those that multiply and sum.
+
+What they share, as tuples:
+
+    ring: weights [STAGES, a box of TILE rows, STEP], of which a slot also takes rows to be summed, as many
+          bytes of them; the barriers of slots that are full and of slots that are empty; the weight's scale
+          of a step, first in [STAGES, LINE]
+    stay: two blocks' rows [2 * STEPS * GROUPS, ROWS, STEP]; the barriers of those that are full and of those
+          that are empty; their pairs and after them their number [2, SCALES]; their routed weights, then
+          their scales, step by step [2 * (1 + STEPS), SCALES]
+    work: the order of the pairs, the blocks, how many of these there are, tokens
+    rows: where a range's rows go: BUFFERS of [pairs, columns of a range], and marks: for each range how many
+          warpgroups have stored it, then for each how many programs have read it
+"""
+
+# A Gluon kernel's arguments have no Python types.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+# Branches over constants are one.
+# pyright: reportPossiblyUnboundVariable=false
+# Gluon's tuples grow by +.
+# A slot takes weights or rows.
+# ruff: noqa: RUF005, SLF001
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from lorikeet_kernels.experts.fp8_warps import ROWS, SCALES, STEP, TILE, copy_rows
+
+LINE = gl.constexpr(32)
+"""Places of a line of which one is used."""
+SLOT = gl.constexpr(8192)
+"""16-bit numbers in a slot's bytes."""
+
+
+@gluon.jit
+def _own_blocks(range_number, used):
+    """The first of this program's blocks in a range, and how many it has: every num_programs-th one.
+
+    Up to two a program they are the same in each range. Beyond, some programs have one more, others in each.
+    """
+    programs = gl.num_programs(0)
+    shift = gl.where(used > 2 * programs, range_number * (used % programs), 0)
+    first = (gl.program_id(0) + shift) % programs
+    return first, (used - first + programs - 1) // programs
+
+
+@gluon.jit
+def _own_sums(num_tokens, TOKENS: gl.constexpr):
+    """How many times TOKENS tokens this program sums in each range."""
+    programs = gl.num_programs(0)
+    return (gl.cdiv(num_tokens, TOKENS) - gl.program_id(0) + programs - 1) // programs
+
+
+@gluon.jit
+def _read_mark(mark_ptr):
+    return gl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [mark_ptr], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _await_mark(mark_ptr, wanted):
+    """Until a mark is `wanted`: the programs are all on the card, as many as it has multiprocessors."""
+    seen = _read_mark(mark_ptr)
+    while seen < wanted:
+        seen = _read_mark(mark_ptr)
+
+
+@gluon.jit
+def load(
+    ring, stay, work, rows, inputs, weight_desc,
+    TILES: gl.constexpr, TOP_K: gl.constexpr, RANGES: gl.constexpr, LAG: gl.constexpr,
+    BUFFERS: gl.constexpr, GROUPS: gl.constexpr,
+):  # fmt: skip
+    """The loading warps: of every range each own block's weights, then what is summed of a former range.
+
+    `inputs`: the pairs' values and scales, routed weights, the weight's scales.
+    """
+    weight_ring, full, empty, weight_scales = ring
+    x_stay, x_full, x_empty, places, factors = stay
+    order_ptr, blocks_ptr, used, num_tokens = work
+    rows_ptr, marks_ptr = rows
+    x_ptr, x_scale_ptr, routed_ptr, scale_ptr = inputs
+    STAGES: gl.constexpr = full.shape[0]
+    STEPS: gl.constexpr = x_stay.shape[0] // (2 * GROUPS)
+    IN: gl.constexpr = STEPS * STEP
+    WIDTH: gl.constexpr = TILES * TILE
+    TOKENS: gl.constexpr = SLOT // (WIDTH * TOP_K)
+    COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    WIDE: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
+    m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+    k = gl.arange(0, STEP, layout=gl.SliceLayout(0, COPY))[None, :]
+    s = gl.arange(0, SCALES, layout=FLAT)
+    one = gl.arange(0, LINE, layout=FLAT)
+    summed = gl.arange(0, SLOT, layout=WIDE)
+    programs = gl.num_programs(0)
+    num_pairs = num_tokens * TOP_K
+    num_sums = _own_sums(num_tokens, TOKENS)
+    is_many = used > 2 * programs
+    turn = 0
+    taken = 0
+    for number in range(RANGES + LAG):
+        if number < RANGES:
+            if number >= BUFFERS:
+                _await_mark(marks_ptr + RANGES + number - BUFFERS, programs)
+            first_block, num_own = _own_blocks(number, used)
+            for index in range(num_own):
+                entry = blocks_ptr + (first_block + index * programs) * 4
+                if is_many | (number == 0):
+                    half = taken % 2
+                    first = gl.load(entry)
+                    count = gl.load(entry + 1)
+                    x_at = ()
+                    for part in gl.static_range(GROUPS):
+                        place = part * ROWS + m
+                        pair = gl.load(order_ptr + first + gl.where(place < count, place, 0))
+                        x_at = x_at + (x_ptr + (pair.to(gl.int64) * IN)[:, None] + k,)
+                    is_pair = s < count
+                    pair = gl.load(order_ptr + first + gl.where(is_pair, s, 0))
+                    mbarrier.wait(x_empty.index(half), taken // 2 % 2 ^ 1)
+                    for step in gl.static_range(STEPS):
+                        copy_rows(x_stay, (half * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
+                    place_at = gl.where(s == GROUPS * ROWS, entry + 1, order_ptr + first + s)
+                    async_copy.async_copy_global_to_shared(
+                        places.index(half), place_at, mask=is_pair | (s == GROUPS * ROWS)
+                    )
+                    line = half * (1 + STEPS)
+                    async_copy.async_copy_global_to_shared(
+                        factors.index(line), routed_ptr + pair, mask=is_pair
+                    )
+                    for step in gl.static_range(STEPS):
+                        at = x_scale_ptr + pair.to(gl.int64) * STEPS + step
+                        async_copy.async_copy_global_to_shared(
+                            factors.index(line + 1 + step), at, mask=is_pair
+                        )
+                    async_copy.mbarrier_arrive(x_full.index(half), increment_count=False)
+                    taken += 1
+                expert = gl.load(entry + 2)
+                for step in range(TILES * STEPS):
+                    tile = number * TILES + step // STEPS
+                    slot = turn % STAGES
+                    mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
+                    landed = full.index(slot)
+                    mbarrier.expect(landed, TILE * STEP)
+                    at = [expert, tile * TILE, step % STEPS * STEP]
+                    tma.async_copy_global_to_shared(weight_desc, at, landed, weight_ring.index(slot))
+                    scale_at = (
+                        scale_ptr + (expert.to(gl.int64) * (RANGES * TILES) + tile) * STEPS + step % STEPS
+                    )
+                    async_copy.async_copy_global_to_shared(
+                        weight_scales.index(slot), scale_at + one, mask=one == 0
+                    )
+                    async_copy.mbarrier_arrive(landed, increment_count=False)
+                    turn += 1
+        if number >= LAG:
+            _await_mark(marks_ptr + number - LAG, GROUPS * programs)
+            buffer = (number - LAG) % BUFFERS
+            for sum_number in range(num_sums):
+                token = (sum_number * programs + gl.program_id(0)) * TOKENS
+                slot = turn % STAGES
+                mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
+                at = rows_ptr + (buffer.to(gl.int64) * num_pairs + token * TOP_K) * WIDTH
+                to = weight_ring.index(slot)._reinterpret(rows_ptr.dtype.element_ty, [SLOT], PLAIN)
+                is_row = summed < (num_tokens - token) * (TOP_K * WIDTH)
+                # past the L1, which may hold a buffer's former rows
+                async_copy.async_copy_global_to_shared(to, at + summed, mask=is_row, cache_modifier=".cg")
+                mbarrier.arrive(full.index(slot), count=1)
+                async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+                turn += 1
+
+
+@gluon.jit
+def _sum_step(
+    part: gl.constexpr, ring, stay, half, step, turn,
+    STEPS: gl.constexpr, GROUPS: gl.constexpr, ACC: gl.constexpr,
+):  # fmt: skip
+    """A step's products times their scales."""
+    weight_ring, full, empty, weight_scales = ring
+    STAGES: gl.constexpr = full.shape[0]
+    ROW: gl.constexpr = gl.SliceLayout(1, ACC)
+    slot = turn % STAGES
+    mbarrier.wait(full.index(slot), turn // STAGES % 2)
+    weights = weight_ring.index(slot).reshape([TILE, STEP]).permute((1, 0))
+    started = warpgroup_mma(
+        stay[0].index((half * STEPS + step) * GROUPS + part), weights,
+        gl.zeros([ROWS, TILE], gl.float32, layout=ACC), use_acc=False, is_async=True,
+    )  # fmt: skip
+    x_scales = stay[4].index(half * (1 + STEPS) + 1 + step).slice(part * ROWS, ROWS)
+    factor = x_scales.load(ROW)[:, None] * weight_scales.index(slot).slice(0, 1).load(ROW)[:, None]
+    done = warpgroup_mma_wait(0, (started,))
+    mbarrier.arrive(empty.index(slot), count=1)
+    return done * factor
+
+
+@gluon.jit
+def multiply(
+    part: gl.constexpr, ring, stay, work, rows, finish,
+    TILES: gl.constexpr, TOP_K: gl.constexpr, RANGES: gl.constexpr, LAG: gl.constexpr,
+    BUFFERS: gl.constexpr, GROUPS: gl.constexpr, HAS_SHARED: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup that multiplies its ROWS of each own block's pairs, and sums its share of the tokens.
+
+    `finish`: where the sums go, and the rows that are added to them.
+    """
+    weight_ring, full, empty = ring[:3]
+    x_stay, x_full, x_empty, places, factors = stay
+    used, num_tokens = work[2], work[3]
+    rows_ptr, marks_ptr = rows
+    out_ptr, shared_ptr = finish
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    STAGES: gl.constexpr = full.shape[0]
+    STEPS: gl.constexpr = x_stay.shape[0] // (2 * GROUPS)
+    WIDTH: gl.constexpr = TILES * TILE
+    TOKENS: gl.constexpr = SLOT // (WIDTH * TOP_K)
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 32]
+    )
+    # rows are stored by neighbouring lanes, 16 bytes each
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    LANES: gl.constexpr = 32 if WIDTH > TILE else 16
+    SUM: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
+    w = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
+    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, WIDE))[None, :]
+    t = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, SUM))
+    c = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, SUM))[None, :]
+    programs = gl.num_programs(0)
+    num_pairs = num_tokens * TOP_K
+    num_sums = _own_sums(num_tokens, TOKENS)
+    is_many = used > 2 * programs
+    turn = 0
+    taken = 0
+    for number in range(RANGES + LAG):
+        if number < RANGES:
+            buffer_ptr = rows_ptr + (number % BUFFERS).to(gl.int64) * num_pairs * WIDTH
+            for index in range(_own_blocks(number, used)[1]):
+                half = gl.where(is_many, taken % 2, index)
+                is_new = is_many | (number == 0)
+                mbarrier.wait(x_full.index(half), taken // 2 % 2, pred=is_new)
+                fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
+                count = gl.max(places.index(half).slice(GROUPS * ROWS, 1).load(gl.SliceLayout(1, WIDE)), 0)
+                own = count - part * ROWS
+                if own > 0:
+                    for tile in range(TILES):
+                        acc = gl.zeros([ROWS, TILE], gl.float32, layout=ACC)
+                        for step in range(STEPS):
+                            acc += _sum_step(part, ring, stay, half, step, turn, STEPS, GROUPS, ACC)
+                            turn += 1
+                        routed = factors.index(half * (1 + STEPS)).slice(part * ROWS, ROWS)
+                        acc *= routed.load(gl.SliceLayout(1, ACC))[:, None]
+                        y = gl.convert_layout(acc.to(dtype), WIDE)
+                        # only now: beside two accumulators there are no registers for addresses
+                        stored = places.index(half).slice(part * ROWS, ROWS).load(gl.SliceLayout(1, WIDE))
+                        to = buffer_ptr + (stored.to(gl.int64) * WIDTH + tile * TILE)[:, None] + column
+                        gl.store(to, y, mask=(w < own)[:, None])
+                else:
+                    # the others' steps pass by: a slot is empty when every warpgroup has said so
+                    for _ in range(TILES * STEPS):
+                        slot = turn % STAGES
+                        mbarrier.wait(full.index(slot), turn // STAGES % 2)
+                        mbarrier.arrive(empty.index(slot), count=1)
+                        turn += 1
+                if is_many:
+                    mbarrier.arrive(x_empty.index(half), count=1)
+                taken += is_new.to(gl.int32)
+            # who has seen it finds all that this warpgroup's threads have stored
+            gl.thread_barrier()
+            gl.atomic_add(marks_ptr + number, 1, sem="release", scope="gpu")
+        if number >= LAG:
+            for sum_number in range(num_sums):
+                token = (sum_number * programs + gl.program_id(0)) * TOKENS
+                slot = turn % STAGES
+                is_own = (sum_number + number) % GROUPS == part
+                at = ((token + t).to(gl.int64) * (RANGES * WIDTH))[:, None] + (number - LAG) * WIDTH + c
+                is_token = (token + t < num_tokens)[:, None]
+                if HAS_SHARED:  # asked for before the wait
+                    shared = gl.load(shared_ptr + at, mask=is_token & is_own, other=0.0)
+                mbarrier.wait(full.index(slot), turn // STAGES % 2)
+                if is_own:
+                    summed = weight_ring.index(slot)._reinterpret(dtype, [TOKENS, TOP_K * WIDTH], PLAIN)
+                    total = gl.zeros([TOKENS, WIDTH], gl.float32, layout=SUM)
+                    for expert in gl.static_range(TOP_K):
+                        total += summed.slice(expert * WIDTH, WIDTH, dim=1).load(SUM).to(gl.float32)
+                    fence_async_shared()  # the copy engine writes here next
+                    mbarrier.arrive(empty.index(slot), count=1)
+                    if HAS_SHARED:
+                        total = total.to(dtype).to(gl.float32) + shared.to(gl.float32)
+                    gl.store(out_ptr + at, total.to(dtype), mask=is_token)
+                else:
+                    mbarrier.arrive(empty.index(slot), count=1)
+                turn += 1
+            if part == 0:
+                # what it counts are copies that have landed here: nothing is left to be ordered
+                gl.thread_barrier()
+                gl.atomic_add(marks_ptr + RANGES + number - LAG, 1, sem="relaxed", scope="gpu")
