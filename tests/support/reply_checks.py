@@ -51,6 +51,12 @@ def check_error(error: grpc.aio.AioRpcError) -> str:
     return info.reason
 
 
+def check_too_long(error: grpc.aio.AioRpcError, num_bytes: int) -> None:
+    """What gRPC refuses by itself, before a service sees it: no details, but how long it is and may be."""
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, error.code()
+    assert f"({num_bytes} vs." in (error.details() or ""), error.details()
+
+
 def check_undecodable(method: str, raw: bytes, reason: str | None) -> None:
     """Bytes that are no message are refused as that, and nothing else is."""
     try:

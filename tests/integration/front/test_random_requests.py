@@ -23,6 +23,7 @@ from inference_service.server import Node, TextModel
 from inference_service.settings import Settings
 from lorikeet.inference.v1 import generation_pb2 as pb
 from lorikeet.inference.v1 import inference_service_pb2_grpc, model_pb2
+from lorikeet_rpc.server import DEFAULT_MAX_MESSAGE_BYTES
 from tests.support.chat_cases import TEMPLATES
 from tests.support.fixtures import FIXTURES
 from tests.support.reply_checks import (
@@ -31,6 +32,7 @@ from tests.support.reply_checks import (
     check_error,
     check_generate,
     check_tokenize,
+    check_too_long,
     check_undecodable,
 )
 from tests.support.request_strategies import Ending, RandomCall, calls
@@ -68,7 +70,11 @@ class Rig:
         except grpc.aio.AioRpcError as error:
             if call.ending is Ending.DEADLINE and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return "deadline"
+            if len(call.raw) > DEFAULT_MAX_MESSAGE_BYTES:
+                check_too_long(error, len(call.raw))
+                return "too long"
             reason = check_error(error)
+        assert len(call.raw) <= DEFAULT_MAX_MESSAGE_BYTES
         check_undecodable(call.method, call.raw, reason)
         if reason is not None:
             return reason
