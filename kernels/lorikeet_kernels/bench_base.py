@@ -23,7 +23,12 @@ from lorikeet_kernels.attention.paged_attention import paged_attention
 from lorikeet_kernels.benchmarking.bench_problem import MODELS, MoeModel
 from lorikeet_kernels.benchmarking.expert_projections import WEIGHT_BYTES, expert_projection, fp8_weight
 from lorikeet_kernels.benchmarking.few_rows_points import SIZES, few_rows_point, with_rows
-from lorikeet_kernels.benchmarking.fp8_points import block_product_ways, down_and_sum_ways, layer_part_points
+from lorikeet_kernels.benchmarking.fp8_points import (
+    block_downs,
+    block_product_ways,
+    down_and_sum_ways,
+    layer_part_points,
+)
 from lorikeet_kernels.benchmarking.graph_timing import call_each, time_interleaved
 from lorikeet_kernels.benchmarking.latent_points import Point, around_points, attention_points, prompt_points
 from lorikeet_kernels.benchmarking.list_options import names_among
@@ -150,13 +155,16 @@ def bench_fp8_parts(model: MoeModel) -> Iterator[Row]:
 
 def bench_fp8_ranged(model: MoeModel) -> Iterator[Row]:
     """Down and the sum over a token's experts: two launches and one, taking turns."""
+    downs = block_downs(model)
     for num_tokens in (2048, 4096, 8192):
-        ways, num_bytes = down_and_sum_ways(model, num_tokens)
+        ways, wrong, num_bytes = down_and_sum_ways(model, downs, num_tokens)
+        before = wrong()
         timed = time_interleaved({way: [_silent(c) for c in calls] for way, calls in ways.items()})
+        marks = dict.fromkeys((*before, *wrong()), " WRONG")
         flop = 2.0 * num_tokens * model.top_k * model.hidden * model.inner
         floor = max(num_bytes / FLOOR_BYTES_PER_S, flop / FLOOR_FP8_FLOP_PER_S) * 1e6
         for way, us in timed.items():
-            label = f"fp8 {model.name} T={num_tokens} down and sum, {way}"
+            label = f"fp8 {model.name} T={num_tokens} down and sum, {way}{marks.get(way, '')}"
             yield Row(label, round(us, 2), "us", round(floor, 2), round(flop / us * 1e-6, 1))
 
 

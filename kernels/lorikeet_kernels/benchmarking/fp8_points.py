@@ -34,15 +34,15 @@ _DENSE_TILES = (
     DenseTiles(64, 128, 128, 4, 4),
     DenseTiles(128, 64, 128, 4, 4),
 )
+_NEVER_REUSED = 1000  # buffers: rows go to memory, as those of two launches
 _RANGED_TILES = (
-    RangedTiles(128, 6, 1, 3),
+    RangedTiles(128, 6, 1, 4),
     RangedTiles(128, 6, 2, 4),
-    RangedTiles(128, 6, 2, 1000),
-    RangedTiles(128, 6, 3, 5),
+    RangedTiles(128, 6, 2, 5),
+    RangedTiles(128, 6, 2, 6),
+    RangedTiles(128, 6, 3, 6),
+    RangedTiles(128, 6, 2, _NEVER_REUSED),
     RangedTiles(256, 6, 1, 3),
-    RangedTiles(256, 6, 2, 4),
-    RangedTiles(256, 6, 1, 1000),
-    RangedTiles(512, 6, 1, 3),
 )
 _TOLERANCE = 1e-2
 
@@ -90,12 +90,18 @@ def layer_part_points(model: MoeModel, num_tokens: int) -> Iterator[Point]:
         yield Point(f"fp8 {model.name} T={num_tokens} {name}", list(calls), num_bytes, flops)
 
 
-def down_and_sum_ways(model: MoeModel, num_tokens: int) -> tuple[dict[str, Calls], float]:
-    """Down and the top-k sum, as two launches and as one by ranges; and the bytes that must move.
+def block_downs(model: MoeModel) -> list[Fp8Weight]:
+    """Two, which take turns: neither is in the L2 when its turn comes."""
+    return [_fp8(expert_projection(model, "fp8_block", is_gate_up=False).weight) for _ in range(2)]
+
+
+def down_and_sum_ways(
+    model: MoeModel, downs: Sequence[Fp8Weight], num_tokens: int
+) -> tuple[dict[str, Calls], Callable[[], list[str]], float]:
+    """Down and the top-k sum, as two launches and as one by ranges; which are wrong; bytes that must move.
 
     Each range's rows of pairs are meant to stay in the L2: they count as no bytes.
     """
-    downs = [_fp8(expert_projection(model, "fp8_block", is_gate_up=False).weight) for _ in range(2)]
     logits = torch.randn(num_tokens, model.num_experts, device="cuda").to(BF16)
     weights, ids = route_softmax(logits, model.top_k, renormalize=True)
     shape = MoeShape("fp8_block", model.hidden, model.inner, model.num_experts, ids.numel())
@@ -119,16 +125,26 @@ def down_and_sum_ways(model: MoeModel, num_tokens: int) -> tuple[dict[str, Calls
         ),
         os.cpu_count() or 1,
     )
-    apart(downs[0])
+    names = {
+        own: f"{own.columns} columns, lag {own.lag}, "
+        f"{min(own.buffers, model.hidden // own.columns)} buffers, {own.stages} stages"
+        for own in _RANGED_TILES
+    }
+
+    def wrong() -> list[str]:
+        apart(downs[0])
+        found: list[str] = []
+        for own, name in names.items():
+            other.fill_(float("nan"))
+            ranged(downs[0], own)
+            if not torch.equal(other, out):
+                found.append(name)
+        return found
+
     ways: dict[str, Calls] = {"apart": [partial(apart, weight) for weight in downs]}
-    for own in _RANGED_TILES:
-        other.fill_(float("nan"))
-        ranged(downs[0], own)
-        mark = "" if torch.equal(other, out) else " WRONG"
-        name = f"{own.columns} columns, lag {own.lag}, {own.buffers} buffers, {own.stages} stages{mark}"
-        ways[name] = [partial(ranged, weight, own) for weight in downs]
+    ways |= {name: [partial(ranged, weight, own) for weight in downs] for own, name in names.items()}
     touched = len(set(ids.flatten().tolist()))
-    return ways, touched * model.hidden * model.inner + act.numel() + 2.0 * out.numel()
+    return ways, wrong, touched * model.hidden * model.inner + act.numel() + 2.0 * out.numel()
 
 
 def block_product_ways(num_tokens: int, rows: int, columns: int) -> dict[str, Calls]:

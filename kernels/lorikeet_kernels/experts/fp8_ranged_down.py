@@ -9,6 +9,10 @@ then sums its own tokens' rows of a range before, which by then all programs hav
 one ring, as `fp8_specialized` has it: a slot holds a step of weights or as many bytes of rows. Up to two
 blocks a program stay in shared memory for the whole launch.
 
+Programs wait for each other, so all of a launch must be on the card at once: as many as it has
+multiprocessors are. Two such launches on two streams, or a context that has but a part of the card, could
+wait forever; whatever ends by itself only delays them.
+
 Has the bits of `fp8_specialized` and `sum_pairs` after one another. Whole blocks of 128 x 128 and up to
 STAYING_COLUMNS columns only.
 """
@@ -167,7 +171,6 @@ def fp8_ranged_down(
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=3)
     buffers = min(ranges, tiles.buffers)
     rows = out.new_empty((buffers, num_tokens * top_k, tiles.columns))
-    # programs wait for each other, so all must be on the card at once: as many as it has multiprocessors are
     num_processors = torch.cuda.get_device_properties(out.device).multi_processor_count
     _fp8_ranged_down_kernel[(num_processors,)](
         TensorDescriptor.from_tensor(weight.values, box, layout), out, x.values, x.scales, weight.scales,

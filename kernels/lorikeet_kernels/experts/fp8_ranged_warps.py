@@ -112,6 +112,9 @@ def load(
     turn = 0
     taken = 0
     for number in range(RANGES + LAG):
+        # Asynchronous copies and the copy engine write the same slots. Whoever read one has fenced already;
+        # Triton does not know, and without this one it puts a fence before each step.
+        fence_async_shared()
         if number < RANGES:
             if number >= BUFFERS:
                 _await_mark(marks_ptr + RANGES + number - BUFFERS, programs)
@@ -249,7 +252,8 @@ def multiply(
                 half = gl.where(is_many, taken % 2, index)
                 is_new = is_many | (number == 0)
                 mbarrier.wait(x_full.index(half), taken // 2 % 2, pred=is_new)
-                fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
+                if is_new:
+                    fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
                 count = gl.max(places.index(half).slice(GROUPS * ROWS, 1).load(gl.SliceLayout(1, WIDE)), 0)
                 own = count - part * ROWS
                 if own > 0:
@@ -264,7 +268,8 @@ def multiply(
                         # only now: beside two accumulators there are no registers for addresses
                         stored = places.index(half).slice(part * ROWS, ROWS).load(gl.SliceLayout(1, WIDE))
                         to = buffer_ptr + (stored.to(gl.int64) * WIDTH + tile * TILE)[:, None] + column
-                        gl.store(to, y, mask=(w < own)[:, None])
+                        # the rows are to stay in the L2, what streams by is not: so far as a store can say
+                        gl.store(to, y, mask=(w < own)[:, None], eviction_policy="evict_last")
                 else:
                     # the others' steps pass by: a slot is empty when every warpgroup has said so
                     for _ in range(TILES * STEPS):
@@ -297,7 +302,7 @@ def multiply(
                     mbarrier.arrive(empty.index(slot), count=1)
                     if HAS_SHARED:
                         total = total.to(dtype).to(gl.float32) + shared.to(gl.float32)
-                    gl.store(out_ptr + at, total.to(dtype), mask=is_token)
+                    gl.store(out_ptr + at, total.to(dtype), mask=is_token, eviction_policy="evict_first")
                 else:
                     mbarrier.arrive(empty.index(slot), count=1)
                 turn += 1

@@ -42,24 +42,30 @@ def two_launches(
     return sum_pairs(pairs, act.new_full((len(routed), weight.shape[1]), float("nan")), shared=shared)
 
 
-@pytest.mark.parametrize("tiles", RANGED, ids=str)
-@pytest.mark.parametrize(("inner", "top_k"), [(256, 8), (128, 4), (256, 2)])
-@pytest.mark.parametrize("num_tokens", [1, 257, 2900])
-def test_has_the_bits_of_two_launches(num_tokens: int, inner: int, top_k: int, tiles: RangedTiles) -> None:
-    """Experts with no pairs and with all; up to two blocks a program, and hundreds more than programs.
+CASES = (
+    *((tiles, 256, 8, BF16) for tiles in RANGED),
+    (RANGED[1], 256, 8, torch.float16),
+    (RANGED[1], 128, 4, BF16),
+    (RANGED[3], 256, 2, BF16),
+)
+
+
+@pytest.mark.parametrize(("tiles", "inner", "top_k", "dtype"), CASES, ids=str)
+def test_has_the_bits_of_two_launches(tiles: RangedTiles, inner: int, top_k: int, dtype: torch.dtype) -> None:
+    """Experts with no pairs and with all; up to two blocks a program, and of top 8 more than two.
 
     Ten times over buffers that hold other results.
     """
     experts, hidden = 40, 3072
     weight = fp8_matrices((experts, hidden, inner), "block", (hidden,))
-    routed = torch.rand(num_tokens, top_k, device=GPU)
-    uniform = torch.rand(num_tokens, experts, device=GPU).topk(top_k, dim=1).indices.to(torch.int32)
-    same = torch.arange(top_k, device=GPU, dtype=torch.int32).expand(num_tokens, -1).contiguous()
-    shared = torch.randn(num_tokens, hidden, device=GPU).to(BF16)
-    for ids in (uniform, uniform % (2 * top_k), same):
-        blocks = expert_blocks(ids, experts, BLOCK_ROWS)
-        for dtype in (BF16, torch.float16):
-            for added in (None, SharedRows(shared.to(dtype))):
+    for num_tokens in (1, 257, 2900, 7001):
+        routed = torch.rand(num_tokens, top_k, device=GPU)
+        uniform = torch.rand(num_tokens, experts, device=GPU).topk(top_k, dim=1).indices.to(torch.int32)
+        same = torch.arange(top_k, device=GPU, dtype=torch.int32).expand(num_tokens, -1).contiguous()
+        shared = SharedRows(torch.randn(num_tokens, hidden, device=GPU).to(dtype))
+        for ids in (uniform, uniform % (2 * top_k), same):
+            blocks = expert_blocks(ids, experts, BLOCK_ROWS)
+            for added in (None, shared):
                 act = torch.randn(num_tokens, top_k, inner, device=GPU).to(dtype)
                 expected = two_launches(act, weight, blocks, routed, added)
                 rows = quantize_rows(act, GROUPS)
