@@ -83,7 +83,7 @@ MIXED = {
 }
 GOLDEN_MODELS = (
     GoldenModel("qwen3_moe", "qwen3_moe", is_always=True),
-    GoldenModel("gpt_oss", "gpt_oss", is_always=True),
+    GoldenModel("gpt_oss", "gpt_oss"),
     GoldenModel("gpt_oss_mxfp4", "gpt_oss", is_always=True),
     GoldenModel("mixtral", "mixtral"),
     GoldenModel("llama", "llama"),

@@ -11,7 +11,7 @@ _PATTERNS = (
         # "few_rows_lora" and the like are launches of the base that make adapters' deltas, too
         r"(?<!(?:_rows|heads|_gemm)_)lora|register_segments|grouped_(shrink|expand)|^_(count|scan|scatter)_kernel",
     ),
-    (ModelPart.EXPERTS, r"mxfp4|expert_gemm|^_fp8_(gemm|specialized)|moe_sum|gated_activation"),
+    (ModelPart.EXPERTS, r"mxfp4|expert_gemm|^_fp8_(gemm|specialized|ranged)|moe_sum|gated_activation"),
     (ModelPart.QUANTIZED, r"^_quantize"),
     (
         ModelPart.PROJECTIONS,

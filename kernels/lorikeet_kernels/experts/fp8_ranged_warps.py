@@ -77,6 +77,86 @@ def _await_mark(mark_ptr, wanted):
 
 
 @gluon.jit
+def _copy_block(stay, entry, order_ptr, inputs, taken, GROUPS: gl.constexpr):
+    """Start the copies of all that stays of a block: rows, pairs and their number, routed weights, scales."""
+    x_stay, x_full, x_empty, places, factors = stay
+    x_ptr, x_scale_ptr, routed_ptr, _ = inputs
+    STEPS: gl.constexpr = x_stay.shape[0] // (2 * GROUPS)
+    COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+    k = gl.arange(0, STEP, layout=gl.SliceLayout(0, COPY))[None, :]
+    s = gl.arange(0, SCALES, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    half = taken % 2
+    line = half * (1 + STEPS)
+    first = gl.load(entry)
+    count = gl.load(entry + 1)
+    x_at = ()
+    for part in gl.static_range(GROUPS):
+        place = part * ROWS + m
+        pair = gl.load(order_ptr + first + gl.where(place < count, place, 0))
+        x_at = x_at + (x_ptr + (pair.to(gl.int64) * (STEPS * STEP))[:, None] + k,)
+    is_pair = s < count
+    pair = gl.load(order_ptr + first + gl.where(is_pair, s, 0))
+    mbarrier.wait(x_empty.index(half), taken // 2 % 2 ^ 1)
+    for step in gl.static_range(STEPS):
+        copy_rows(x_stay, (half * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
+        scale_at = x_scale_ptr + pair.to(gl.int64) * STEPS + step
+        async_copy.async_copy_global_to_shared(factors.index(line + 1 + step), scale_at, mask=is_pair)
+    async_copy.async_copy_global_to_shared(factors.index(line), routed_ptr + pair, mask=is_pair)
+    is_count = s == GROUPS * ROWS
+    place_at = gl.where(is_count, entry + 1, order_ptr + first + s)
+    async_copy.async_copy_global_to_shared(places.index(half), place_at, mask=is_pair | is_count)
+    async_copy.mbarrier_arrive(x_full.index(half), increment_count=False)
+
+
+@gluon.jit
+def _copy_weights(
+    ring, weight_desc, scale_ptr, expert, number, turn,
+    STEPS: gl.constexpr, TILES: gl.constexpr, RANGES: gl.constexpr,
+):  # fmt: skip
+    """Start the copies of an expert's range, step by step; returns the next turn."""
+    weight_ring, full, empty, weight_scales = ring
+    STAGES: gl.constexpr = full.shape[0]
+    one = gl.arange(0, LINE, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    for step in range(TILES * STEPS):
+        tile = number * TILES + step // STEPS
+        slot = turn % STAGES
+        mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
+        landed = full.index(slot)
+        mbarrier.expect(landed, TILE * STEP)
+        at = [expert, tile * TILE, step % STEPS * STEP]
+        tma.async_copy_global_to_shared(weight_desc, at, landed, weight_ring.index(slot))
+        scale_at = scale_ptr + (expert.to(gl.int64) * (RANGES * TILES) + tile) * STEPS + step % STEPS
+        async_copy.async_copy_global_to_shared(weight_scales.index(slot), scale_at + one, mask=one == 0)
+        async_copy.mbarrier_arrive(landed, increment_count=False)
+        turn += 1
+    return turn
+
+
+@gluon.jit
+def _copy_summed(ring, rows_ptr, buffer, num_tokens, turn, WIDTH: gl.constexpr, TOP_K: gl.constexpr):
+    """Start the copies of the rows that this program sums of a range; returns the next turn."""
+    weight_ring, full, empty = ring[:3]
+    STAGES: gl.constexpr = full.shape[0]
+    TOKENS: gl.constexpr = SLOT // (WIDTH * TOP_K)
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
+    summed = gl.arange(0, SLOT, layout=gl.BlockedLayout([8], [32], [4], [0]))
+    for sum_number in range(_own_sums(num_tokens, TOKENS)):
+        token = (sum_number * gl.num_programs(0) + gl.program_id(0)) * TOKENS
+        slot = turn % STAGES
+        mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
+        at = rows_ptr + (buffer.to(gl.int64) * (num_tokens * TOP_K) + token * TOP_K) * WIDTH
+        to = weight_ring.index(slot)._reinterpret(rows_ptr.dtype.element_ty, [SLOT], PLAIN)
+        is_row = summed < (num_tokens - token) * (TOP_K * WIDTH)
+        # past the L1, which may hold a buffer's former rows
+        async_copy.async_copy_global_to_shared(to, at + summed, mask=is_row, cache_modifier=".cg")
+        mbarrier.arrive(full.index(slot), count=1)
+        async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+        turn += 1
+    return turn
+
+
+@gluon.jit
 def load(
     ring, stay, work, rows, inputs, weight_desc,
     TILES: gl.constexpr, TOP_K: gl.constexpr, RANGES: gl.constexpr, LAG: gl.constexpr,
@@ -86,29 +166,10 @@ def load(
 
     `inputs`: the pairs' values and scales, routed weights, the weight's scales.
     """
-    weight_ring, full, empty, weight_scales = ring
-    x_stay, x_full, x_empty, places, factors = stay
     order_ptr, blocks_ptr, used, num_tokens = work
     rows_ptr, marks_ptr = rows
-    x_ptr, x_scale_ptr, routed_ptr, scale_ptr = inputs
-    STAGES: gl.constexpr = full.shape[0]
-    STEPS: gl.constexpr = x_stay.shape[0] // (2 * GROUPS)
-    IN: gl.constexpr = STEPS * STEP
-    WIDTH: gl.constexpr = TILES * TILE
-    TOKENS: gl.constexpr = SLOT // (WIDTH * TOP_K)
-    COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
-    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    WIDE: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
-    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
-    m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
-    k = gl.arange(0, STEP, layout=gl.SliceLayout(0, COPY))[None, :]
-    s = gl.arange(0, SCALES, layout=FLAT)
-    one = gl.arange(0, LINE, layout=FLAT)
-    summed = gl.arange(0, SLOT, layout=WIDE)
+    STEPS: gl.constexpr = stay[0].shape[0] // (2 * GROUPS)
     programs = gl.num_programs(0)
-    num_pairs = num_tokens * TOP_K
-    num_sums = _own_sums(num_tokens, TOKENS)
-    is_many = used > 2 * programs
     turn = 0
     taken = 0
     for number in range(RANGES + LAG):
@@ -121,71 +182,19 @@ def load(
             first_block, num_own = _own_blocks(number, used)
             for index in range(num_own):
                 entry = blocks_ptr + (first_block + index * programs) * 4
-                if is_many | (number == 0):
-                    half = taken % 2
-                    first = gl.load(entry)
-                    count = gl.load(entry + 1)
-                    x_at = ()
-                    for part in gl.static_range(GROUPS):
-                        place = part * ROWS + m
-                        pair = gl.load(order_ptr + first + gl.where(place < count, place, 0))
-                        x_at = x_at + (x_ptr + (pair.to(gl.int64) * IN)[:, None] + k,)
-                    is_pair = s < count
-                    pair = gl.load(order_ptr + first + gl.where(is_pair, s, 0))
-                    mbarrier.wait(x_empty.index(half), taken // 2 % 2 ^ 1)
-                    for step in gl.static_range(STEPS):
-                        copy_rows(x_stay, (half * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
-                    place_at = gl.where(s == GROUPS * ROWS, entry + 1, order_ptr + first + s)
-                    async_copy.async_copy_global_to_shared(
-                        places.index(half), place_at, mask=is_pair | (s == GROUPS * ROWS)
-                    )
-                    line = half * (1 + STEPS)
-                    async_copy.async_copy_global_to_shared(
-                        factors.index(line), routed_ptr + pair, mask=is_pair
-                    )
-                    for step in gl.static_range(STEPS):
-                        at = x_scale_ptr + pair.to(gl.int64) * STEPS + step
-                        async_copy.async_copy_global_to_shared(
-                            factors.index(line + 1 + step), at, mask=is_pair
-                        )
-                    async_copy.mbarrier_arrive(x_full.index(half), increment_count=False)
+                if (used > 2 * programs) | (number == 0):
+                    _copy_block(stay, entry, order_ptr, inputs, taken, GROUPS)
                     taken += 1
                 expert = gl.load(entry + 2)
-                for step in range(TILES * STEPS):
-                    tile = number * TILES + step // STEPS
-                    slot = turn % STAGES
-                    mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
-                    landed = full.index(slot)
-                    mbarrier.expect(landed, TILE * STEP)
-                    at = [expert, tile * TILE, step % STEPS * STEP]
-                    tma.async_copy_global_to_shared(weight_desc, at, landed, weight_ring.index(slot))
-                    scale_at = (
-                        scale_ptr + (expert.to(gl.int64) * (RANGES * TILES) + tile) * STEPS + step % STEPS
-                    )
-                    async_copy.async_copy_global_to_shared(
-                        weight_scales.index(slot), scale_at + one, mask=one == 0
-                    )
-                    async_copy.mbarrier_arrive(landed, increment_count=False)
-                    turn += 1
+                turn = _copy_weights(ring, weight_desc, inputs[3], expert, number, turn, STEPS, TILES, RANGES)
         if number >= LAG:
             _await_mark(marks_ptr + number - LAG, GROUPS * programs)
             buffer = (number - LAG) % BUFFERS
-            for sum_number in range(num_sums):
-                token = (sum_number * programs + gl.program_id(0)) * TOKENS
-                slot = turn % STAGES
-                mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
-                at = rows_ptr + (buffer.to(gl.int64) * num_pairs + token * TOP_K) * WIDTH
-                to = weight_ring.index(slot)._reinterpret(rows_ptr.dtype.element_ty, [SLOT], PLAIN)
-                is_row = summed < (num_tokens - token) * (TOP_K * WIDTH)
-                # past the L1, which may hold a buffer's former rows
-                async_copy.async_copy_global_to_shared(to, at + summed, mask=is_row, cache_modifier=".cg")
-                mbarrier.arrive(full.index(slot), count=1)
-                async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
-                turn += 1
+            turn = _copy_summed(ring, rows_ptr, buffer, num_tokens, turn, TILES * TILE, TOP_K)
 
 
 @gluon.jit
-def _sum_step(
+def _multiply_step(
     part: gl.constexpr, ring, stay, half, step, turn,
     STEPS: gl.constexpr, GROUPS: gl.constexpr, ACC: gl.constexpr,
 ):  # fmt: skip
@@ -208,6 +217,91 @@ def _sum_step(
 
 
 @gluon.jit
+def _multiply_block(
+    part: gl.constexpr, ring, stay, half, to_ptr, turn, dtype: gl.constexpr,
+    TILES: gl.constexpr, GROUPS: gl.constexpr,
+):  # fmt: skip
+    """Multiply this warpgroup's pairs of a block by a range, and store their rows; returns the next turn."""
+    full, empty = ring[1], ring[2]
+    places, factors = stay[3], stay[4]
+    STAGES: gl.constexpr = full.shape[0]
+    STEPS: gl.constexpr = stay[0].shape[0] // (2 * GROUPS)
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 32]
+    )
+    # rows are stored by neighbouring lanes, 16 bytes each
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    ROW: gl.constexpr = gl.SliceLayout(1, WIDE)
+    w = gl.arange(0, ROWS, layout=ROW)
+    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, WIDE))[None, :]
+    own = gl.max(places.index(half).slice(GROUPS * ROWS, 1).load(ROW), 0) - part * ROWS
+    if own > 0:
+        for tile in range(TILES):
+            acc = gl.zeros([ROWS, TILE], gl.float32, layout=ACC)
+            for step in range(STEPS):
+                acc += _multiply_step(part, ring, stay, half, step, turn, STEPS, GROUPS, ACC)
+                turn += 1
+            routed = factors.index(half * (1 + STEPS)).slice(part * ROWS, ROWS)
+            acc *= routed.load(gl.SliceLayout(1, ACC))[:, None]
+            y = gl.convert_layout(acc.to(dtype), WIDE)
+            # only now: beside two accumulators there are no registers for addresses
+            stored = places.index(half).slice(part * ROWS, ROWS).load(ROW)
+            at = to_ptr + (stored.to(gl.int64) * (TILES * TILE) + tile * TILE)[:, None] + column
+            # the rows are to stay in the L2, what streams by is not: so far as a store can say
+            gl.store(at, y, mask=(w < own)[:, None], eviction_policy="evict_last")
+    else:
+        # the others' steps pass by: a slot is empty when every warpgroup has said so
+        for _ in range(TILES * STEPS):
+            slot = turn % STAGES
+            mbarrier.wait(full.index(slot), turn // STAGES % 2)
+            mbarrier.arrive(empty.index(slot), count=1)
+            turn += 1
+    return turn
+
+
+@gluon.jit
+def _sum_range(
+    part: gl.constexpr, ring, finish, range_number, num_tokens, turn,
+    WIDTH: gl.constexpr, TOP_K: gl.constexpr, OUT: gl.constexpr, GROUPS: gl.constexpr,
+    HAS_SHARED: gl.constexpr,
+):  # fmt: skip
+    """Sum this warpgroup's share of the tokens over their experts; returns the next turn."""
+    weight_ring, full, empty = ring[:3]
+    out_ptr, shared_ptr = finish
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    STAGES: gl.constexpr = full.shape[0]
+    TOKENS: gl.constexpr = SLOT // (WIDTH * TOP_K)
+    LANES: gl.constexpr = 32 if WIDTH > TILE else 16
+    SUM: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
+    t = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, SUM))
+    column = range_number * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, SUM))[None, :]
+    for sum_number in range(_own_sums(num_tokens, TOKENS)):
+        token = (sum_number * gl.num_programs(0) + gl.program_id(0)) * TOKENS + t
+        slot = turn % STAGES
+        is_own = (sum_number + range_number) % GROUPS == part
+        at = (token.to(gl.int64) * OUT)[:, None] + column
+        is_token = (token < num_tokens)[:, None]
+        if HAS_SHARED:  # asked for before the wait
+            shared = gl.load(shared_ptr + at, mask=is_token & is_own, other=0.0)
+        mbarrier.wait(full.index(slot), turn // STAGES % 2)
+        if is_own:
+            summed = weight_ring.index(slot)._reinterpret(dtype, [TOKENS, TOP_K * WIDTH], PLAIN)
+            total = gl.zeros([TOKENS, WIDTH], gl.float32, layout=SUM)
+            for expert in gl.static_range(TOP_K):
+                total += summed.slice(expert * WIDTH, WIDTH, dim=1).load(SUM).to(gl.float32)
+            fence_async_shared()  # the copy engine writes here next
+            mbarrier.arrive(empty.index(slot), count=1)
+            if HAS_SHARED:
+                total = total.to(dtype).to(gl.float32) + shared.to(gl.float32)
+            gl.store(out_ptr + at, total.to(dtype), mask=is_token, eviction_policy="evict_first")
+        else:
+            mbarrier.arrive(empty.index(slot), count=1)
+        turn += 1
+    return turn
+
+
+@gluon.jit
 def multiply(
     part: gl.constexpr, ring, stay, work, rows, finish,
     TILES: gl.constexpr, TOP_K: gl.constexpr, RANGES: gl.constexpr, LAG: gl.constexpr,
@@ -217,66 +311,24 @@ def multiply(
 
     `finish`: where the sums go, and the rows that are added to them.
     """
-    weight_ring, full, empty = ring[:3]
-    x_stay, x_full, x_empty, places, factors = stay
+    x_full, x_empty = stay[1], stay[2]
     used, num_tokens = work[2], work[3]
     rows_ptr, marks_ptr = rows
-    out_ptr, shared_ptr = finish
-    dtype: gl.constexpr = out_ptr.dtype.element_ty
-    STAGES: gl.constexpr = full.shape[0]
-    STEPS: gl.constexpr = x_stay.shape[0] // (2 * GROUPS)
+    dtype: gl.constexpr = rows_ptr.dtype.element_ty
     WIDTH: gl.constexpr = TILES * TILE
-    TOKENS: gl.constexpr = SLOT // (WIDTH * TOP_K)
-    ACC: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 32]
-    )
-    # rows are stored by neighbouring lanes, 16 bytes each
-    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    LANES: gl.constexpr = 32 if WIDTH > TILE else 16
-    SUM: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
-    w = gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
-    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, WIDE))[None, :]
-    t = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, SUM))
-    c = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, SUM))[None, :]
-    programs = gl.num_programs(0)
-    num_pairs = num_tokens * TOP_K
-    num_sums = _own_sums(num_tokens, TOKENS)
-    is_many = used > 2 * programs
+    is_many = used > 2 * gl.num_programs(0)
     turn = 0
     taken = 0
     for number in range(RANGES + LAG):
         if number < RANGES:
-            buffer_ptr = rows_ptr + (number % BUFFERS).to(gl.int64) * num_pairs * WIDTH
+            to_ptr = rows_ptr + (number % BUFFERS).to(gl.int64) * (num_tokens * TOP_K) * WIDTH
+            is_new = is_many | (number == 0)
             for index in range(_own_blocks(number, used)[1]):
                 half = gl.where(is_many, taken % 2, index)
-                is_new = is_many | (number == 0)
                 mbarrier.wait(x_full.index(half), taken // 2 % 2, pred=is_new)
                 if is_new:
                     fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
-                count = gl.max(places.index(half).slice(GROUPS * ROWS, 1).load(gl.SliceLayout(1, WIDE)), 0)
-                own = count - part * ROWS
-                if own > 0:
-                    for tile in range(TILES):
-                        acc = gl.zeros([ROWS, TILE], gl.float32, layout=ACC)
-                        for step in range(STEPS):
-                            acc += _sum_step(part, ring, stay, half, step, turn, STEPS, GROUPS, ACC)
-                            turn += 1
-                        routed = factors.index(half * (1 + STEPS)).slice(part * ROWS, ROWS)
-                        acc *= routed.load(gl.SliceLayout(1, ACC))[:, None]
-                        y = gl.convert_layout(acc.to(dtype), WIDE)
-                        # only now: beside two accumulators there are no registers for addresses
-                        stored = places.index(half).slice(part * ROWS, ROWS).load(gl.SliceLayout(1, WIDE))
-                        to = buffer_ptr + (stored.to(gl.int64) * WIDTH + tile * TILE)[:, None] + column
-                        # the rows are to stay in the L2, what streams by is not: so far as a store can say
-                        gl.store(to, y, mask=(w < own)[:, None], eviction_policy="evict_last")
-                else:
-                    # the others' steps pass by: a slot is empty when every warpgroup has said so
-                    for _ in range(TILES * STEPS):
-                        slot = turn % STAGES
-                        mbarrier.wait(full.index(slot), turn // STAGES % 2)
-                        mbarrier.arrive(empty.index(slot), count=1)
-                        turn += 1
+                turn = _multiply_block(part, ring, stay, half, to_ptr, turn, dtype, TILES, GROUPS)
                 if is_many:
                     mbarrier.arrive(x_empty.index(half), count=1)
                 taken += is_new.to(gl.int32)
@@ -284,28 +336,10 @@ def multiply(
             gl.thread_barrier()
             gl.atomic_add(marks_ptr + number, 1, sem="release", scope="gpu")
         if number >= LAG:
-            for sum_number in range(num_sums):
-                token = (sum_number * programs + gl.program_id(0)) * TOKENS
-                slot = turn % STAGES
-                is_own = (sum_number + number) % GROUPS == part
-                at = ((token + t).to(gl.int64) * (RANGES * WIDTH))[:, None] + (number - LAG) * WIDTH + c
-                is_token = (token + t < num_tokens)[:, None]
-                if HAS_SHARED:  # asked for before the wait
-                    shared = gl.load(shared_ptr + at, mask=is_token & is_own, other=0.0)
-                mbarrier.wait(full.index(slot), turn // STAGES % 2)
-                if is_own:
-                    summed = weight_ring.index(slot)._reinterpret(dtype, [TOKENS, TOP_K * WIDTH], PLAIN)
-                    total = gl.zeros([TOKENS, WIDTH], gl.float32, layout=SUM)
-                    for expert in gl.static_range(TOP_K):
-                        total += summed.slice(expert * WIDTH, WIDTH, dim=1).load(SUM).to(gl.float32)
-                    fence_async_shared()  # the copy engine writes here next
-                    mbarrier.arrive(empty.index(slot), count=1)
-                    if HAS_SHARED:
-                        total = total.to(dtype).to(gl.float32) + shared.to(gl.float32)
-                    gl.store(out_ptr + at, total.to(dtype), mask=is_token, eviction_policy="evict_first")
-                else:
-                    mbarrier.arrive(empty.index(slot), count=1)
-                turn += 1
+            turn = _sum_range(
+                part, ring, finish, number - LAG, num_tokens, turn, WIDTH, TOP_K, RANGES * WIDTH, GROUPS,
+                HAS_SHARED,
+            )  # fmt: skip
             if part == 0:
                 # what it counts are copies that have landed here: nothing is left to be ordered
                 gl.thread_barrier()

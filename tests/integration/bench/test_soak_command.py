@@ -36,6 +36,7 @@ def soak_command(root: Path, seconds: float, *options: str) -> tuple[int, dict[s
     return done.returncode, json.loads(result_file.read_text()), done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 async def test_a_running_stack_is_soaked_and_judged_fit_for_it(tmp_path: Path) -> None:
     """Its processes are weighed by the given ids; adapters of others, or another model, are refused."""
@@ -62,6 +63,7 @@ async def test_a_running_stack_is_soaked_and_judged_fit_for_it(tmp_path: Path) -
         assert "hint:" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 async def test_a_soak_that_ends_early_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     """Killed, the next one is told how to go on; a signal and a node that is gone both end it in order."""

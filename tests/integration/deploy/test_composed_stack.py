@@ -108,6 +108,7 @@ def check_inside(stack: ComposeStack) -> None:
             assert b"rpc_server_calls" in reply.read()
 
 
+@pytest.mark.long
 async def test_up_push_kill_each_and_stop(tmp_path: Path) -> None:
     """Healthy, served, back after a kill -9 of each with what was acknowledged, and stopped in time."""
     deployment = Deployment.read()

@@ -80,6 +80,7 @@ def test_every_kernel_of_the_library_is_of_its_rooms_parts() -> None:
         ("_few_heads_kernel", ModelPart.PROJECTIONS),
         ("_few_heads_lora_kernel", ModelPart.PROJECTIONS),
         ("_fp8_gemm_lora_kernel", ModelPart.EXPERTS),
+        ("_fp8_ranged_down_kernel", ModelPart.EXPERTS),
         ("_router_logits_kernel", ModelPart.PROJECTIONS),
         ("_dense_fp8_kernel", ModelPart.PROJECTIONS),
         (NVJET, ModelPart.PROJECTIONS),

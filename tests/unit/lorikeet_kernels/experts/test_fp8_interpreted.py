@@ -13,12 +13,12 @@ CASES = (
     ("interpreted_fp8.py", "ragged_blocks"),
     ("interpreted_fp8.py", "whole_blocks"),
     ("interpreted_fp8.py", "mixed_experts"),
-    ("interpreted_fp8.py", "gemm_lora"),
+    pytest.param("interpreted_fp8.py", "gemm_lora", marks=pytest.mark.long),
     ("interpreted_fp8.py", "dense"),
     pytest.param("interpreted_fp8.py", "few_rows", marks=pytest.mark.long),  # a minute and a half
     ("interpreted_fp8_ranged.py", "staying"),
-    ("interpreted_fp8_ranged.py", "many"),
-    ("interpreted_fp8_ranged.py", "idle"),
+    pytest.param("interpreted_fp8_ranged.py", "many", marks=pytest.mark.long),
+    pytest.param("interpreted_fp8_ranged.py", "idle", marks=pytest.mark.long),
 )
 
 

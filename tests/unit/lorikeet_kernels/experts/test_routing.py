@@ -116,6 +116,7 @@ def test_adapters_are_added_and_rounded_and_rows_route_as_others() -> None:
             assert torch.equal(ids, expected_ids)
 
 
+@pytest.mark.long
 def test_kernel_matches_references_under_the_interpreter() -> None:
     """See interpreted_routing.py."""
     script = Path(__file__).with_name("interpreted_routing.py")
