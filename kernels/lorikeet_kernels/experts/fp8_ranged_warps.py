@@ -43,6 +43,24 @@ SLOT = gl.constexpr(8192)
 
 
 @gluon.jit
+def _await_full(full, turn):
+    """The slot of a turn, when what was copied there has landed."""
+    STAGES: gl.constexpr = full.shape[0]
+    slot = turn % STAGES
+    mbarrier.wait(full.index(slot), turn // STAGES % 2)
+    return slot
+
+
+@gluon.jit
+def _await_empty(empty, turn):
+    """The slot of a turn, when every warpgroup is done with what was there."""
+    STAGES: gl.constexpr = empty.shape[0]
+    slot = turn % STAGES
+    mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
+    return slot
+
+
+@gluon.jit
 def _own_blocks(range_number, used):
     """The first of this program's blocks in a range, and how many it has: every num_programs-th one.
 
@@ -116,12 +134,10 @@ def _copy_weights(
 ):  # fmt: skip
     """Start the copies of an expert's range, step by step; returns the next turn."""
     weight_ring, full, empty, weight_scales = ring
-    STAGES: gl.constexpr = full.shape[0]
     one = gl.arange(0, LINE, layout=gl.BlockedLayout([1], [32], [4], [0]))
     for step in range(TILES * STEPS):
         tile = number * TILES + step // STEPS
-        slot = turn % STAGES
-        mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
+        slot = _await_empty(empty, turn)
         landed = full.index(slot)
         mbarrier.expect(landed, TILE * STEP)
         at = [expert, tile * TILE, step % STEPS * STEP]
@@ -137,14 +153,12 @@ def _copy_weights(
 def _copy_summed(ring, rows_ptr, buffer, num_tokens, turn, WIDTH: gl.constexpr, TOP_K: gl.constexpr):
     """Start the copies of the rows that this program sums of a range; returns the next turn."""
     weight_ring, full, empty = ring[:3]
-    STAGES: gl.constexpr = full.shape[0]
     TOKENS: gl.constexpr = SLOT // (WIDTH * TOP_K)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
     summed = gl.arange(0, SLOT, layout=gl.BlockedLayout([8], [32], [4], [0]))
     for sum_number in range(_own_sums(num_tokens, TOKENS)):
         token = (sum_number * gl.num_programs(0) + gl.program_id(0)) * TOKENS
-        slot = turn % STAGES
-        mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
+        slot = _await_empty(empty, turn)
         at = rows_ptr + (buffer.to(gl.int64) * (num_tokens * TOP_K) + token * TOP_K) * WIDTH
         to = weight_ring.index(slot)._reinterpret(rows_ptr.dtype.element_ty, [SLOT], PLAIN)
         is_row = summed < (num_tokens - token) * (TOP_K * WIDTH)
@@ -200,10 +214,8 @@ def _multiply_step(
 ):  # fmt: skip
     """A step's products times their scales."""
     weight_ring, full, empty, weight_scales = ring
-    STAGES: gl.constexpr = full.shape[0]
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
-    slot = turn % STAGES
-    mbarrier.wait(full.index(slot), turn // STAGES % 2)
+    slot = _await_full(full, turn)
     weights = weight_ring.index(slot).reshape([TILE, STEP]).permute((1, 0))
     started = warpgroup_mma(
         stay[0].index((half * STEPS + step) * GROUPS + part), weights,
@@ -224,7 +236,6 @@ def _multiply_block(
     """Multiply this warpgroup's pairs of a block by a range, and store their rows; returns the next turn."""
     full, empty = ring[1], ring[2]
     places, factors = stay[3], stay[4]
-    STAGES: gl.constexpr = full.shape[0]
     STEPS: gl.constexpr = stay[0].shape[0] // (2 * GROUPS)
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 32]
@@ -252,9 +263,7 @@ def _multiply_block(
     else:
         # the others' steps pass by: a slot is empty when every warpgroup has said so
         for _ in range(TILES * STEPS):
-            slot = turn % STAGES
-            mbarrier.wait(full.index(slot), turn // STAGES % 2)
-            mbarrier.arrive(empty.index(slot), count=1)
+            mbarrier.arrive(empty.index(_await_full(full, turn)), count=1)
             turn += 1
     return turn
 
@@ -269,7 +278,6 @@ def _sum_range(
     weight_ring, full, empty = ring[:3]
     out_ptr, shared_ptr = finish
     dtype: gl.constexpr = out_ptr.dtype.element_ty
-    STAGES: gl.constexpr = full.shape[0]
     TOKENS: gl.constexpr = SLOT // (WIDTH * TOP_K)
     LANES: gl.constexpr = 32 if WIDTH > TILE else 16
     SUM: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
@@ -278,13 +286,12 @@ def _sum_range(
     column = range_number * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, SUM))[None, :]
     for sum_number in range(_own_sums(num_tokens, TOKENS)):
         token = (sum_number * gl.num_programs(0) + gl.program_id(0)) * TOKENS + t
-        slot = turn % STAGES
         is_own = (sum_number + range_number) % GROUPS == part
         at = (token.to(gl.int64) * OUT)[:, None] + column
         is_token = (token < num_tokens)[:, None]
         if HAS_SHARED:  # asked for before the wait
             shared = gl.load(shared_ptr + at, mask=is_token & is_own, other=0.0)
-        mbarrier.wait(full.index(slot), turn // STAGES % 2)
+        slot = _await_full(full, turn)
         if is_own:
             summed = weight_ring.index(slot)._reinterpret(dtype, [TOKENS, TOP_K * WIDTH], PLAIN)
             total = gl.zeros([TOKENS, WIDTH], gl.float32, layout=SUM)
