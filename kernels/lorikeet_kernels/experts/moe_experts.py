@@ -42,14 +42,7 @@ from lorikeet_kernels.lora.moe_groups import make_moe_groups
 from lorikeet_kernels.lora.moe_lora import moe_lora_down, moe_lora_gate_up
 from lorikeet_kernels.lora.side_stream import SideStream
 from lorikeet_kernels.tiling import is_ungrouped
-from lorikeet_kernels.tiling.expert_tiles import (
-    ExpertTiles,
-    MoeShape,
-    MoeTiles,
-    RangedTiles,
-    Weights,
-    select_experts,
-)
+from lorikeet_kernels.tiling.expert_tiles import ExpertTiles, MoeShape, MoeTiles, Weights, select_experts
 
 DeviceExpertWeight = torch.Tensor | Mxfp4DeviceWeight | Fp8Weight
 """[E, out, in] as the device's kernels read it."""
@@ -152,20 +145,10 @@ def moe_experts(
     is_lone = x.shape[0] == 1 and all(isinstance(part.weight, torch.Tensor) for part in (gate_up, down))
     make_blocks = lone_blocks if is_lone else expert_blocks
     cut = partial(make_blocks, topk_ids, num_experts, tiles.gate_up.block_rows)
-    if lora is None and tiles.ranged is not None and _takes_ranges(x, topk_ids, down, shared, tiles):
+    if lora is None and _takes_ranges(x, topk_ids, down, shared, tiles):
         return _with_ranged_down(
-            x,
-            topk_weights,
-            topk_ids,
-            cut,
-            gate_up,
-            down,
-            activation,
-            shared,
-            tiles.gate_up,
-            tiles.ranged,
-            out,
-        )
+            x, topk_weights, topk_ids, cut, gate_up, down, activation, shared, tiles, out
+        )  # fmt: skip
     act, blocks = _activated(x, topk_ids, cut, gate_up, activation, lora, tiles.gate_up)
     is_split = tiles.down.splits > 1
     shape_of_parts = (tiles.down.splits, *topk_ids.shape, hidden) if is_split else (*topk_ids.shape, hidden)
@@ -238,16 +221,16 @@ def _with_ranged_down(
     down: ExpertProjection,
     activation: GatedActivation,
     shared: SharedRows | None,
-    tiles: ExpertTiles,
-    ranged: RangedTiles,
+    tiles: MoeTiles,
     out: torch.Tensor,
 ) -> torch.Tensor:
+    assert tiles.ranged is not None
     assert isinstance(down.weight, Fp8Weight)
-    marks = empty_marks(down.weight, ranged)
-    act, blocks = _activated(x, topk_ids, cut, gate_up, activation, None, tiles)
+    marks = empty_marks(down.weight, tiles.ranged)
+    act, blocks = _activated(x, topk_ids, cut, gate_up, activation, None, tiles.gate_up)
     rows = quantize_rows(act, down.weight.activations)
     return fp8_ranged_down(
-        rows, down.weight, blocks, out, ranged, topk_weights, marks,
+        rows, down.weight, blocks, out, tiles.ranged, topk_weights, marks,
         shared=None if shared is None else shared.y,
     )  # fmt: skip
 
