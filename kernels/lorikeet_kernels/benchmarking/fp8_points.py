@@ -16,7 +16,7 @@ from lorikeet_kernels.dense.fp8_linear import torch_product
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import SILU
 from lorikeet_kernels.dense.quantize_rows import quantize_rows
-from lorikeet_kernels.experts.expert_blocks import expert_blocks
+from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, expert_blocks
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
 from lorikeet_kernels.experts.fp8_ranged_down import empty_marks, fp8_ranged_down
 from lorikeet_kernels.experts.moe_sum import sum_pairs
@@ -24,7 +24,7 @@ from lorikeet_kernels.experts.routing import route_softmax
 from lorikeet_kernels.launch.compile_ahead import compile_ahead
 from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.tiling.dense_tiles import DenseTiles, select_dense
-from lorikeet_kernels.tiling.expert_tiles import MoeShape, RangedTiles, select_experts
+from lorikeet_kernels.tiling.expert_tiles import MoeShape, MoeTiles, RangedTiles, select_experts
 
 BF16 = torch.bfloat16
 Calls = list[Callable[[], object]]
@@ -53,11 +53,8 @@ def layer_part_points(model: MoeModel, num_tokens: int) -> Iterator[Point]:
     downs = [expert_projection(model, "fp8_block", is_gate_up=False) for _ in range(2)]
     logits = torch.randn(num_tokens, model.num_experts, device="cuda").to(BF16)
     x = torch.randn(num_tokens, model.hidden, device="cuda").to(BF16)
-    weights, ids = route_softmax(logits, model.top_k, renormalize=True)
+    weights, ids, tiles, blocks = _routed(model, logits)
     pairs, touched = ids.numel(), len(set(ids.flatten().tolist()))
-    shape = MoeShape("fp8_block", model.hidden, model.inner, model.num_experts, pairs)
-    tiles = select_experts(shape, device_name(x))
-    blocks = expert_blocks(ids, model.num_experts, tiles.gate_up.block_rows)
     scaling = _fp8(gate_ups[0].weight).activations
     act = x.new_empty((*ids.shape, model.inner))
     parts, out = x.new_empty((*ids.shape, model.hidden)), torch.empty_like(x)
@@ -90,6 +87,16 @@ def layer_part_points(model: MoeModel, num_tokens: int) -> Iterator[Point]:
         yield Point(f"fp8 {model.name} T={num_tokens} {name}", list(calls), num_bytes, flops)
 
 
+def _routed(
+    model: MoeModel, logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, MoeTiles, ExpertBlocks]:
+    """Routed weights and experts of a batch, a layer's tiles for it, and its pairs cut into blocks."""
+    weights, ids = route_softmax(logits, model.top_k, renormalize=True)
+    shape = MoeShape("fp8_block", model.hidden, model.inner, model.num_experts, ids.numel())
+    tiles = select_experts(shape, device_name(logits))
+    return weights, ids, tiles, expert_blocks(ids, model.num_experts, tiles.gate_up.block_rows)
+
+
 def block_downs(model: MoeModel) -> list[Fp8Weight]:
     """Two, which take turns: neither is in the L2 when its turn comes."""
     return [_fp8(expert_projection(model, "fp8_block", is_gate_up=False).weight) for _ in range(2)]
@@ -103,17 +110,14 @@ def down_and_sum_ways(
     Each range's rows of pairs are meant to stay in the L2: they count as no bytes.
     """
     logits = torch.randn(num_tokens, model.num_experts, device="cuda").to(BF16)
-    weights, ids = route_softmax(logits, model.top_k, renormalize=True)
-    shape = MoeShape("fp8_block", model.hidden, model.inner, model.num_experts, ids.numel())
-    tiles = select_experts(shape, device_name(logits)).down
-    blocks = expert_blocks(ids, model.num_experts, tiles.block_rows)
+    weights, ids, tiles, blocks = _routed(model, logits)
     act = torch.randn((*ids.shape, model.inner), device="cuda").to(BF16)
     rows = quantize_rows(act, downs[0].activations)
     pairs = act.new_empty((*ids.shape, model.hidden))
     out, other = (act.new_empty((num_tokens, model.hidden)) for _ in range(2))
 
     def apart(weight: Fp8Weight) -> None:
-        fp8_gemm(rows, weight, blocks, pairs, tiles, topk_weights=weights)
+        fp8_gemm(rows, weight, blocks, pairs, tiles.down, topk_weights=weights)
         sum_pairs(pairs, out)
 
     def ranged(weight: Fp8Weight, own: RangedTiles) -> None:

@@ -28,7 +28,7 @@ from lorikeet_kernels.experts.mxfp4_linear import mxfp4_linear
 from lorikeet_kernels.experts.router_logits import router_logits, router_logits_reference
 from lorikeet_kernels.experts.routing import RouterLora, route_rows, route_sigmoid_grouped, route_softmax
 from lorikeet_kernels.lora.lora_segments import make_lora_segments
-from lorikeet_kernels.lora.moe_groups import make_moe_groups
+from lorikeet_kernels.lora.moe_groups import MoeGroups, make_moe_groups
 from lorikeet_kernels.small_cases.small_case import SmallCase, SmallProblem, moved, poisoned
 from lorikeet_kernels.testing import (
     SiteShape,
@@ -123,6 +123,19 @@ def _on_device(weight: ExpertWeight, row_order: RowOrder | None) -> DeviceWeight
     return lay_out_mxfp4(weight, pairing=row_order) if isinstance(weight, Mxfp4Weight) else weight
 
 
+def _uneven_experts(num_tokens: int, num_experts: int, generator: torch.Generator) -> torch.Tensor:
+    """Of half of the tokens the first two; the last has no pairs."""
+    ids = random_experts(num_tokens, num_experts - 1, TOP_K, generator)
+    ids[num_tokens // 2 :, 0], ids[num_tokens // 2 :, 1] = 0, 1
+    return ids
+
+
+def _groups(ids: torch.Tensor, num_experts: int) -> MoeGroups:
+    """The pairs by expert, without adapters."""
+    segments = make_lora_segments(torch.full((len(ids),), -1, dtype=torch.int32), 1)
+    return make_moe_groups(ids, segments, num_experts)
+
+
 def _layer(
     gate_up: ExpertWeight,
     down: ExpertWeight,
@@ -134,17 +147,14 @@ def _layer(
     """gate_up with bias, activation and delta; down with bias and routed weights, whole and in two parts."""
     generator = torch.Generator().manual_seed(num_tokens)
     (experts, columns, hidden), inner = gate_up.shape, down.shape[2]
-    ids = random_experts(num_tokens, experts - 1, TOP_K, generator)  # the last expert has no pairs
-    ids[num_tokens // 2 :, 0], ids[num_tokens // 2 :, 1] = 0, 1
+    ids = _uneven_experts(num_tokens, experts, generator)
     weights = torch.rand(num_tokens, TOP_K, generator=generator)
     x = torch.randn(num_tokens, hidden, generator=generator).to(dtype)
     act = torch.randn(num_tokens, TOP_K, inner, generator=generator).to(dtype)
     bias = torch.randn(experts, columns, generator=generator).to(dtype)
     down_bias = torch.randn(experts, down.shape[1], generator=generator).to(dtype)
     delta = torch.randn(num_tokens, TOP_K, columns, generator=generator).to(dtype)
-    groups = make_moe_groups(
-        ids, make_lora_segments(torch.full((num_tokens,), -1, dtype=torch.int32), 1), experts
-    )
+    groups = _groups(ids, experts)
     rows = expert_linear_reference(x, gate_up, groups, torch.empty_like(delta), bias=bias)
     activated = gated_activation_reference(rows, ACTIVATION, row_order=row_order, delta=delta)
     pairs = torch.empty(num_tokens, TOP_K, down.shape[1], dtype=dtype)
@@ -213,17 +223,13 @@ def _ranged_down(dtype: torch.dtype) -> SmallProblem:
     generator = torch.Generator().manual_seed(7)
     num_tokens, hidden, inner = 301, 1024, 256
     weight = random_fp8_weight(EXPERTS, (hidden,), inner, "block", generator)
-    ids = random_experts(num_tokens, EXPERTS - 1, TOP_K, generator)  # the last expert has no pairs
-    ids[num_tokens // 2 :, 0], ids[num_tokens // 2 :, 1] = 0, 1
+    ids = _uneven_experts(num_tokens, EXPERTS, generator)
     routed = torch.rand(num_tokens, TOP_K, generator=generator)
     act = torch.randn(num_tokens, TOP_K, inner, generator=generator).to(dtype)
     added = torch.randn(num_tokens, hidden, generator=generator).to(dtype)
     rows = quantize_rows_reference(act, weight.activations)
-    groups = make_moe_groups(
-        ids, make_lora_segments(torch.full((num_tokens,), -1, dtype=torch.int32), 1), EXPERTS
-    )
     pairs = torch.empty(num_tokens, TOP_K, hidden, dtype=dtype)
-    expert_linear_reference(act, weight, groups, pairs, topk_weights=routed)
+    expert_linear_reference(act, weight, _groups(ids, EXPERTS), pairs, topk_weights=routed)
     expected = moe_sum_reference(pairs), moe_sum_reference(pairs, SharedRows(added))
 
     def launch(device: torch.device) -> tuple[torch.Tensor, ...]:
