@@ -32,6 +32,7 @@ from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
 from lorikeet_kernels.experts.fp8_specialized import STAYING_COLUMNS
 from lorikeet_kernels.experts.moe_experts import ExpertProjection
 from lorikeet_kernels.launch.compile_ahead import compile_ahead
+from lorikeet_kernels.launch.device_name import device_name
 from lorikeet_kernels.tiling.expert_tiles import ExpertTiles, MoeShape, Weights, select_experts
 
 Launch = Callable[[], None]
@@ -224,6 +225,9 @@ def tune(case: Case, until: float) -> None:
         "down": asdict(chosen[False][1]),
         "us": round(chosen[True][0] + chosen[False][0], 1),
     }
+    served = select_experts(case.shape, device_name(case.gemms[0].ids))
+    if served.ranged is not None and served.down.block_rows == chosen[False][1].block_rows:
+        entry["ranged"] = asdict(served.ranged)  # not tried here
     sys.stdout.write(f"{json.dumps(entry)}\n  the rule's: {of_rule:.1f} us\n")
     sys.stdout.flush()
 

@@ -15,10 +15,10 @@ from lorikeet_kernels.dense.fp8_gemm import dense_fp8_gemm
 from lorikeet_kernels.dense.fp8_linear import torch_product
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.gated_activation import SILU
-from lorikeet_kernels.dense.quantize_rows import quantize_rows
+from lorikeet_kernels.dense.quantize_rows import QuantizedRows, quantize_rows
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks, expert_blocks
 from lorikeet_kernels.experts.fp8_gemm import fp8_gemm
-from lorikeet_kernels.experts.fp8_ranged_down import empty_marks, fp8_ranged_down
+from lorikeet_kernels.experts.fp8_ranged_down import can_range_down, empty_marks, fp8_ranged_down
 from lorikeet_kernels.experts.moe_sum import sum_pairs
 from lorikeet_kernels.experts.routing import route_softmax
 from lorikeet_kernels.launch.compile_ahead import compile_ahead
@@ -39,10 +39,10 @@ _RANGED_TILES = (
     RangedTiles(128, 6, 1, 4),
     RangedTiles(128, 6, 2, 4),
     RangedTiles(128, 6, 2, 5),
-    RangedTiles(128, 6, 2, 6),
-    RangedTiles(128, 6, 3, 6),
+    RangedTiles(128, 6, 3, 5),
     RangedTiles(128, 6, 2, _NEVER_REUSED),
     RangedTiles(256, 6, 1, 3),
+    RangedTiles(256, 6, 2, 4),
 )
 _TOLERANCE = 1e-2
 
@@ -83,6 +83,12 @@ def layer_part_points(model: MoeModel, num_tokens: int) -> Iterator[Point]:
         ("down", calls_down, matrix + act.numel() + 2 * parts.numel(), flop),
         ("sum", [partial(sum_pairs, parts, out)] * again, 2 * parts.numel() + 2 * out.numel(), 0.0),
     )
+    own, rows_of_block = tiles.ranged, tiles.down.block_rows
+    down = _fp8(downs[0].weight)
+    if own is not None and can_range_down(down, num_tokens, model.top_k, rows_of_block, BF16, own):
+        ranged = partial(_ranged, act_rows, blocks=blocks, out=out, own=own, weights=weights)
+        calls_both: Calls = [partial(ranged, _fp8(one.weight)) for one in downs]
+        launches += (("down and sum, one launch", calls_both, matrix + act.numel() + 2 * out.numel(), flop),)
     for name, calls, num_bytes, flops in launches:
         yield Point(f"fp8 {model.name} T={num_tokens} {name}", list(calls), num_bytes, flops)
 
@@ -95,6 +101,18 @@ def _routed(
     shape = MoeShape("fp8_block", model.hidden, model.inner, model.num_experts, ids.numel())
     tiles = select_experts(shape, device_name(logits))
     return weights, ids, tiles, expert_blocks(ids, model.num_experts, tiles.gate_up.block_rows)
+
+
+def _ranged(
+    rows: QuantizedRows,
+    weight: Fp8Weight,
+    *,
+    blocks: ExpertBlocks,
+    out: torch.Tensor,
+    own: RangedTiles,
+    weights: torch.Tensor,
+) -> None:
+    fp8_ranged_down(rows, weight, blocks, out, own, weights, empty_marks(weight, own))
 
 
 def block_downs(model: MoeModel) -> list[Fp8Weight]:
@@ -121,7 +139,7 @@ def down_and_sum_ways(
         sum_pairs(pairs, out)
 
     def ranged(weight: Fp8Weight, own: RangedTiles) -> None:
-        fp8_ranged_down(rows, weight, blocks, other, own, weights, empty_marks(weight, own))
+        _ranged(rows, weight, blocks=blocks, out=other, own=own, weights=weights)
 
     compile_ahead(
         lambda: call_each(

@@ -7,7 +7,11 @@ So a range of the matrix's rows is done for all pairs before the next one, and a
 in buffers that stay in the L2. A program stays on its multiprocessor: of each range it takes its own blocks,
 then sums its own tokens' rows of a range before, which by then all programs have stored. Both come through
 one ring, as `fp8_specialized` has it: a slot holds a step of weights or as many bytes of rows. Up to two
-blocks a program stay in shared memory for the whole launch.
+blocks a program stay in shared memory for the whole launch. Of more, each is multiplied by all ranges before
+the next one, and all are summed at the end: their rows go to memory, as those of two launches.
+
+DeepSeek-V3 TP8 on an H200: a layer of 4,096 tokens takes 7 % less time than with two launches, of 2,048 and
+of 8,192, or of 4,096 with 324 blocks instead of 256, 2 %.
 
 Programs wait for each other, so all of a launch must be on the card at once: as many as it has
 multiprocessors are. Two such launches on two streams, or a context that has but a part of the card, could
@@ -33,7 +37,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.quantize_rows import QuantizedRows
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
-from lorikeet_kernels.experts.fp8_ranged_warps import LINE, SLOT, load, multiply
+from lorikeet_kernels.experts.fp8_ranged_warps import LINE, SLOT, STAYING, load, multiply
 from lorikeet_kernels.experts.fp8_specialized import STAYING_COLUMNS
 from lorikeet_kernels.experts.fp8_warps import ROWS, SCALES, STEP, TILE
 from lorikeet_kernels.launch.grid_dependency import launch_next_grid, wait_for_grid
@@ -59,24 +63,27 @@ def _fp8_ranged_down_kernel(
         launch_next_grid()
     RING: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
-    x_stay = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [2 * STEPS * GROUPS, ROWS, STEP], RING)
+    x_stay = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAYING * STEPS * GROUPS, ROWS, STEP], RING)
     weight_ring = gl.allocate_shared_memory(
         x_ptr.dtype.element_ty, [STAGES] + weight_desc.block_shape, weight_desc.layout
     )
     weight_scales = gl.allocate_shared_memory(gl.float32, [STAGES, LINE], PLAIN)
-    places = gl.allocate_shared_memory(gl.int32, [2, SCALES], PLAIN)
-    factors = gl.allocate_shared_memory(gl.float32, [2 * (1 + STEPS), SCALES], PLAIN)
+    places = gl.allocate_shared_memory(gl.int32, [STAYING, SCALES], PLAIN)
+    factors = gl.allocate_shared_memory(gl.float32, [STAYING * (1 + STEPS), SCALES], PLAIN)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    x_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    x_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    x_full = gl.allocate_shared_memory(gl.int64, [STAYING, 1], mbarrier.MBarrierLayout())
+    x_empty = gl.allocate_shared_memory(gl.int64, [STAYING, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         # the copy engine's bytes, and each loading thread's copies
         mbarrier.init(full.index(slot), count=1 + 128)
         mbarrier.init(empty.index(slot), count=GROUPS)
-    for half in gl.static_range(2):
-        mbarrier.init(x_full.index(half), count=128)
-        mbarrier.init(x_empty.index(half), count=GROUPS)
+    stored = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(STAYING):
+        mbarrier.init(x_full.index(place), count=128)
+        mbarrier.init(x_empty.index(place), count=GROUPS)
+    for parity in gl.static_range(2):
+        mbarrier.init(stored.index(parity), count=GROUPS)
     fence_async_shared()  # the copy engine's proxy must see the barriers before its first bytes arrive
     b = gl.arange(0, 512, layout=gl.BlockedLayout([4], [32], [4], [0]))
     used = 0
@@ -86,7 +93,7 @@ def _fp8_ranged_down_kernel(
     ring = (weight_ring, full, empty, weight_scales)
     stay = (x_stay, x_full, x_empty, places, factors)
     work = (order_ptr, blocks_ptr, used, num_tokens)
-    rows = (rows_ptr, marks_ptr)
+    rows = (rows_ptr, marks_ptr, stored)
     inputs = (x_ptr, x_scale_ptr, routed_ptr, scale_ptr)
     finish = (out_ptr, shared_ptr)
     gl.static_assert(GROUPS == 3)
@@ -170,8 +177,9 @@ def fp8_ranged_down(
     box = [1, TILE.value, STEP.value]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=3)
     buffers = min(ranges, tiles.buffers)
-    rows = out.new_empty((buffers, num_tokens * top_k, tiles.columns))
     num_processors = torch.cuda.get_device_properties(out.device).multi_processor_count
+    may_be_many = blocks.capacity > STAYING.value * num_processors
+    rows = out.new_empty((ranges if may_be_many else buffers, num_tokens * top_k, tiles.columns))
     _fp8_ranged_down_kernel[(num_processors,)](
         TensorDescriptor.from_tensor(weight.values, box, layout), out, x.values, x.scales, weight.scales,
         topk_weights, out if shared is None else shared, blocks.order, blocks.blocks, rows, marks,

@@ -5,12 +5,14 @@ What they share, as tuples:
     ring: weights [STAGES, a box of TILE rows, STEP], of which a slot also takes rows to be summed, as many
           bytes of them; the barriers of slots that are full and of slots that are empty; the weight's scale
           of a step, first in [STAGES, LINE]
-    stay: two blocks' rows [2 * STEPS * GROUPS, ROWS, STEP]; the barriers of those that are full and of those
-          that are empty; their pairs and after them their number [2, SCALES]; their routed weights, then
-          their scales, step by step [2 * (1 + STEPS), SCALES]
+    stay: the rows of STAYING blocks [STAYING * STEPS * GROUPS, ROWS, STEP]; the barriers of those that are
+          full and of those that are empty [STAYING]; their pairs and after them their number
+          [STAYING, SCALES]; their routed weights, then their scales, step by step
+          [STAYING * (1 + STEPS), SCALES]
     work: the order of the pairs, the blocks, how many of these there are, tokens
-    rows: where a range's rows go: BUFFERS of [pairs, columns of a range], and marks: for each range how many
-          warpgroups have stored it, then for each how many programs have read it
+    rows: where a range's rows go: BUFFERS of [pairs, columns of a range]; marks: for each range how many
+          programs have stored it, then for each how many have read it; the barriers by which warpgroups say
+          that they have stored theirs, of even and of odd ranges
 """
 
 # A Gluon kernel's arguments have no Python types.
@@ -40,6 +42,10 @@ LINE = gl.constexpr(32)
 """Places of a line of which one is used."""
 SLOT = gl.constexpr(8192)
 """16-bit numbers in a slot's bytes."""
+STAYING = gl.constexpr(2)
+"""Blocks of a program that stay in shared memory."""
+PARTS = gl.constexpr(4)
+"""Items of a block where more than these are a program's."""
 
 
 @gluon.jit
@@ -61,15 +67,54 @@ def _await_empty(empty, turn):
 
 
 @gluon.jit
-def _own_blocks(range_number, used):
-    """The first of this program's blocks in a range, and how many it has: every num_programs-th one.
+def _is_many(used):
+    """Whether more blocks are a program's than stay in shared memory, and would come again in each range.
 
-    Up to two a program they are the same in each range. Beyond, some programs have one more, others in each.
+    Then all ranges are one phase, have a buffer each, and a program's items are parts of blocks, for as much
+    work in every program. Else a range is a phase, and an item a block.
     """
+    return used > STAYING * gl.num_programs(0)
+
+
+@gluon.jit
+def _ranges_of(phase, is_many, RANGES: gl.constexpr):
+    """A phase's ranges, from one to before another."""
+    return gl.where(is_many, 0, phase), gl.where(is_many, RANGES, phase + 1)
+
+
+@gluon.jit
+def _buffer_of(number, is_many, BUFFERS: gl.constexpr):
+    """Which buffer has a range's rows."""
+    return gl.where(is_many, number, number % BUFFERS)
+
+
+@gluon.jit
+def _turn_place(index):
+    """Which one of a round's items is this program's: programs take them in turn forwards and backwards.
+
+    An expert's last block has fewer pairs: where every expert has two, a program would else have all the
+    short ones or none.
+    """
+    program = gl.program_id(0)
+    return gl.where(index % 2 == 0, program, gl.num_programs(0) - 1 - program)
+
+
+@gluon.jit
+def _own_items(num_items):
+    """How many items this program has: one of each round, and one of the last if that is long enough."""
     programs = gl.num_programs(0)
-    shift = gl.where(used > 2 * programs, range_number * (used % programs), 0)
-    first = (gl.program_id(0) + shift) % programs
-    return first, (used - first + programs - 1) // programs
+    rounds = num_items // programs
+    return rounds + (_turn_place(rounds) < num_items % programs).to(gl.int32)
+
+
+@gluon.jit
+def _own_item(index, phase, is_many, RANGES: gl.constexpr):
+    """The block of this program's `index`-th item, and its ranges in a phase, from one to before another."""
+    PER_PART: gl.constexpr = (RANGES + PARTS - 1) // PARTS
+    item = index * gl.num_programs(0) + _turn_place(index)
+    begin = gl.where(is_many, item % PARTS * PER_PART, phase)
+    end = gl.where(is_many, gl.minimum(begin + PER_PART, RANGES), phase + 1)
+    return gl.where(is_many, item // PARTS, item), begin, end
 
 
 @gluon.jit
@@ -95,54 +140,65 @@ def _await_mark(mark_ptr, wanted):
 
 
 @gluon.jit
-def _copy_block(stay, entry, order_ptr, inputs, taken, GROUPS: gl.constexpr):
+def _mark_stored(rows, phase, num_own):
+    """Say to all programs that this one has stored a phase's rows, when its warpgroups have said so.
+
+    The loading warps do it, ahead by a ring: a fence waits for all that is on its way to the L2, 0.5 to 1 us,
+    in which those that multiply could not go on. Who sees the mark finds what all of them have stored.
+    """
+    _, marks_ptr, stored = rows
+    # without items nothing would keep the others from being two phases ahead, which a barrier can not tell
+    mbarrier.wait(stored.index(phase % 2), phase // 2 % 2, pred=num_own > 0)
+    gl.atomic_add(marks_ptr + phase, 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+def _copy_block(stay, entry, order_ptr, inputs, index, GROUPS: gl.constexpr):
     """Start the copies of all that stays of a block: rows, pairs and their number, routed weights, scales."""
     x_stay, x_full, x_empty, places, factors = stay
     x_ptr, x_scale_ptr, routed_ptr, _ = inputs
-    STEPS: gl.constexpr = x_stay.shape[0] // (2 * GROUPS)
+    STEPS: gl.constexpr = x_stay.shape[0] // (STAYING * GROUPS)
     COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
     m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
     k = gl.arange(0, STEP, layout=gl.SliceLayout(0, COPY))[None, :]
     s = gl.arange(0, SCALES, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    half = taken % 2
-    line = half * (1 + STEPS)
+    place = index % STAYING
+    line = place * (1 + STEPS)
     first = gl.load(entry)
     count = gl.load(entry + 1)
     x_at = ()
     for part in gl.static_range(GROUPS):
-        place = part * ROWS + m
-        pair = gl.load(order_ptr + first + gl.where(place < count, place, 0))
+        row = part * ROWS + m
+        pair = gl.load(order_ptr + first + gl.where(row < count, row, 0))
         x_at = x_at + (x_ptr + (pair.to(gl.int64) * (STEPS * STEP))[:, None] + k,)
     is_pair = s < count
     pair = gl.load(order_ptr + first + gl.where(is_pair, s, 0))
-    mbarrier.wait(x_empty.index(half), taken // 2 % 2 ^ 1)
+    mbarrier.wait(x_empty.index(place), index // STAYING % 2 ^ 1)
     for step in gl.static_range(STEPS):
-        copy_rows(x_stay, (half * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
+        copy_rows(x_stay, (place * STEPS + step) * GROUPS, x_at, count, m, step * STEP)
         scale_at = x_scale_ptr + pair.to(gl.int64) * STEPS + step
         async_copy.async_copy_global_to_shared(factors.index(line + 1 + step), scale_at, mask=is_pair)
     async_copy.async_copy_global_to_shared(factors.index(line), routed_ptr + pair, mask=is_pair)
     is_count = s == GROUPS * ROWS
-    place_at = gl.where(is_count, entry + 1, order_ptr + first + s)
-    async_copy.async_copy_global_to_shared(places.index(half), place_at, mask=is_pair | is_count)
-    async_copy.mbarrier_arrive(x_full.index(half), increment_count=False)
+    pair_at = gl.where(is_count, entry + 1, order_ptr + first + s)
+    async_copy.async_copy_global_to_shared(places.index(place), pair_at, mask=is_pair | is_count)
+    async_copy.mbarrier_arrive(x_full.index(place), increment_count=False)
 
 
 @gluon.jit
 def _copy_weights(
-    ring, weight_desc, scale_ptr, expert, number, turn,
-    STEPS: gl.constexpr, TILES: gl.constexpr, RANGES: gl.constexpr,
+    ring, weight_desc, scale_ptr, expert, begin, end, turn, STEPS: gl.constexpr, ALL_TILES: gl.constexpr,
 ):  # fmt: skip
-    """Start the copies of an expert's range, step by step; returns the next turn."""
+    """Start the copies of some of an expert's tiles, step by step; returns the next turn."""
     weight_ring, full, empty, weight_scales = ring
     one = gl.arange(0, LINE, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    for step in range(TILES * STEPS):
-        tile = number * TILES + step // STEPS
+    for step in range(begin * STEPS, end * STEPS):
         slot = _await_empty(empty, turn)
         landed = full.index(slot)
         mbarrier.expect(landed, TILE * STEP)
-        at = [expert, tile * TILE, step % STEPS * STEP]
+        at = [expert, step // STEPS * TILE, step % STEPS * STEP]
         tma.async_copy_global_to_shared(weight_desc, at, landed, weight_ring.index(slot))
-        scale_at = scale_ptr + (expert.to(gl.int64) * (RANGES * TILES) + tile) * STEPS + step % STEPS
+        scale_at = scale_ptr + expert.to(gl.int64) * (ALL_TILES * STEPS) + step
         async_copy.async_copy_global_to_shared(weight_scales.index(slot), scale_at + one, mask=one == 0)
         async_copy.mbarrier_arrive(landed, increment_count=False)
         turn += 1
@@ -181,35 +237,43 @@ def load(
     `inputs`: the pairs' values and scales, routed weights, the weight's scales.
     """
     order_ptr, blocks_ptr, used, num_tokens = work
-    rows_ptr, marks_ptr = rows
-    STEPS: gl.constexpr = stay[0].shape[0] // (2 * GROUPS)
+    rows_ptr, marks_ptr, _ = rows
+    STEPS: gl.constexpr = stay[0].shape[0] // (STAYING * GROUPS)
     programs = gl.num_programs(0)
+    is_many = _is_many(used)
+    phases = gl.where(is_many, 1, RANGES)
+    num_own = _own_items(gl.where(is_many, PARTS * used, used))
     turn = 0
-    taken = 0
-    for number in range(RANGES + LAG):
+    for phase in range(phases + LAG):
         # Asynchronous copies and the copy engine write the same slots. Whoever read one has fenced already;
         # Triton does not know, and without this one it puts a fence before each step.
         fence_async_shared()
-        if number < RANGES:
-            if number >= BUFFERS:
-                _await_mark(marks_ptr + RANGES + number - BUFFERS, programs)
-            first_block, num_own = _own_blocks(number, used)
+        if phase < phases:
+            if phase >= BUFFERS:
+                _await_mark(marks_ptr + RANGES + phase - BUFFERS, programs)
             for index in range(num_own):
-                entry = blocks_ptr + (first_block + index * programs) * 4
-                if (used > 2 * programs) | (number == 0):
-                    _copy_block(stay, entry, order_ptr, inputs, taken, GROUPS)
-                    taken += 1
+                block, begin, end = _own_item(index, phase, is_many, RANGES)
+                entry = blocks_ptr + block * 4
+                if phase == 0:
+                    _copy_block(stay, entry, order_ptr, inputs, index, GROUPS)
                 expert = gl.load(entry + 2)
-                turn = _copy_weights(ring, weight_desc, inputs[3], expert, number, turn, STEPS, TILES, RANGES)
-        if number >= LAG:
-            _await_mark(marks_ptr + number - LAG, GROUPS * programs)
-            buffer = (number - LAG) % BUFFERS
-            turn = _copy_summed(ring, rows_ptr, buffer, num_tokens, turn, TILES * TILE, TOP_K)
+                turn = _copy_weights(
+                    ring, weight_desc, inputs[3], expert, begin * TILES, end * TILES, turn, STEPS,
+                    RANGES * TILES,
+                )  # fmt: skip
+        if (phase > 0) & (phase <= phases):
+            _mark_stored(rows, phase - 1, num_own)
+        if phase >= LAG:
+            _await_mark(marks_ptr + phase - LAG, programs)
+            begin, end = _ranges_of(phase - LAG, is_many, RANGES)
+            for number in range(begin, end):
+                buffer = _buffer_of(number, is_many, BUFFERS)
+                turn = _copy_summed(ring, rows_ptr, buffer, num_tokens, turn, TILES * TILE, TOP_K)
 
 
 @gluon.jit
 def _multiply_step(
-    part: gl.constexpr, ring, stay, half, step, turn,
+    part: gl.constexpr, ring, stay, place, step, turn,
     STEPS: gl.constexpr, GROUPS: gl.constexpr, ACC: gl.constexpr,
 ):  # fmt: skip
     """A step's products times their scales."""
@@ -218,10 +282,10 @@ def _multiply_step(
     slot = _await_full(full, turn)
     weights = weight_ring.index(slot).reshape([TILE, STEP]).permute((1, 0))
     started = warpgroup_mma(
-        stay[0].index((half * STEPS + step) * GROUPS + part), weights,
+        stay[0].index((place * STEPS + step) * GROUPS + part), weights,
         gl.zeros([ROWS, TILE], gl.float32, layout=ACC), use_acc=False, is_async=True,
     )  # fmt: skip
-    x_scales = stay[4].index(half * (1 + STEPS) + 1 + step).slice(part * ROWS, ROWS)
+    x_scales = stay[4].index(place * (1 + STEPS) + 1 + step).slice(part * ROWS, ROWS)
     factor = x_scales.load(ROW)[:, None] * weight_scales.index(slot).slice(0, 1).load(ROW)[:, None]
     done = warpgroup_mma_wait(0, (started,))
     mbarrier.arrive(empty.index(slot), count=1)
@@ -230,13 +294,13 @@ def _multiply_step(
 
 @gluon.jit
 def _multiply_block(
-    part: gl.constexpr, ring, stay, half, to_ptr, turn, dtype: gl.constexpr,
+    part: gl.constexpr, ring, stay, place, to_ptr, turn, dtype: gl.constexpr,
     TILES: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
     """Multiply this warpgroup's pairs of a block by a range, and store their rows; returns the next turn."""
     full, empty = ring[1], ring[2]
     places, factors = stay[3], stay[4]
-    STEPS: gl.constexpr = stay[0].shape[0] // (2 * GROUPS)
+    STEPS: gl.constexpr = stay[0].shape[0] // (STAYING * GROUPS)
     ACC: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 32]
     )
@@ -245,18 +309,18 @@ def _multiply_block(
     ROW: gl.constexpr = gl.SliceLayout(1, WIDE)
     w = gl.arange(0, ROWS, layout=ROW)
     column = gl.arange(0, TILE, layout=gl.SliceLayout(0, WIDE))[None, :]
-    own = gl.max(places.index(half).slice(GROUPS * ROWS, 1).load(ROW), 0) - part * ROWS
+    own = gl.max(places.index(place).slice(GROUPS * ROWS, 1).load(ROW), 0) - part * ROWS
     if own > 0:
         for tile in range(TILES):
             acc = gl.zeros([ROWS, TILE], gl.float32, layout=ACC)
             for step in range(STEPS):
-                acc += _multiply_step(part, ring, stay, half, step, turn, STEPS, GROUPS, ACC)
+                acc += _multiply_step(part, ring, stay, place, step, turn, STEPS, GROUPS, ACC)
                 turn += 1
-            routed = factors.index(half * (1 + STEPS)).slice(part * ROWS, ROWS)
+            routed = factors.index(place * (1 + STEPS)).slice(part * ROWS, ROWS)
             acc *= routed.load(gl.SliceLayout(1, ACC))[:, None]
             y = gl.convert_layout(acc.to(dtype), WIDE)
             # only now: beside two accumulators there are no registers for addresses
-            stored = places.index(half).slice(part * ROWS, ROWS).load(ROW)
+            stored = places.index(place).slice(part * ROWS, ROWS).load(ROW)
             at = to_ptr + (stored.to(gl.int64) * (TILES * TILE) + tile * TILE)[:, None] + column
             # the rows are to stay in the L2, what streams by is not: so far as a store can say
             gl.store(at, y, mask=(w < own)[:, None], eviction_policy="evict_last")
@@ -320,34 +384,37 @@ def multiply(
     """
     x_full, x_empty = stay[1], stay[2]
     used, num_tokens = work[2], work[3]
-    rows_ptr, marks_ptr = rows
+    rows_ptr, marks_ptr, stored = rows
     dtype: gl.constexpr = rows_ptr.dtype.element_ty
     WIDTH: gl.constexpr = TILES * TILE
-    is_many = used > 2 * gl.num_programs(0)
+    is_many = _is_many(used)
+    phases = gl.where(is_many, 1, RANGES)
+    num_own = _own_items(gl.where(is_many, PARTS * used, used))
     turn = 0
-    taken = 0
-    for number in range(RANGES + LAG):
-        if number < RANGES:
-            to_ptr = rows_ptr + (number % BUFFERS).to(gl.int64) * (num_tokens * TOP_K) * WIDTH
-            is_new = is_many | (number == 0)
-            for index in range(_own_blocks(number, used)[1]):
-                half = gl.where(is_many, taken % 2, index)
-                mbarrier.wait(x_full.index(half), taken // 2 % 2, pred=is_new)
-                if is_new:
+    for phase in range(phases + LAG):
+        if phase < phases:
+            for index in range(num_own):
+                _, begin, end = _own_item(index, phase, is_many, RANGES)
+                place = index % STAYING
+                mbarrier.wait(x_full.index(place), index // STAYING % 2, pred=phase == 0)
+                if phase == 0:
                     fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
-                turn = _multiply_block(part, ring, stay, half, to_ptr, turn, dtype, TILES, GROUPS)
+                for number in range(begin, end):
+                    buffer = _buffer_of(number, is_many, BUFFERS)
+                    to_ptr = rows_ptr + buffer.to(gl.int64) * (num_tokens * TOP_K) * WIDTH
+                    turn = _multiply_block(part, ring, stay, place, to_ptr, turn, dtype, TILES, GROUPS)
                 if is_many:
-                    mbarrier.arrive(x_empty.index(half), count=1)
-                taken += is_new.to(gl.int32)
-            # who has seen it finds all that this warpgroup's threads have stored
+                    mbarrier.arrive(x_empty.index(place), count=1)
             gl.thread_barrier()
-            gl.atomic_add(marks_ptr + number, 1, sem="release", scope="gpu")
-        if number >= LAG:
-            turn = _sum_range(
-                part, ring, finish, number - LAG, num_tokens, turn, WIDTH, TOP_K, RANGES * WIDTH, GROUPS,
-                HAS_SHARED,
-            )  # fmt: skip
+            mbarrier.arrive(stored.index(phase % 2), count=1)
+        if phase >= LAG:
+            begin, end = _ranges_of(phase - LAG, is_many, RANGES)
+            for number in range(begin, end):
+                turn = _sum_range(
+                    part, ring, finish, number, num_tokens, turn, WIDTH, TOP_K, RANGES * WIDTH, GROUPS,
+                    HAS_SHARED,
+                )  # fmt: skip
             if part == 0:
                 # what it counts are copies that have landed here: nothing is left to be ordered
                 gl.thread_barrier()
-                gl.atomic_add(marks_ptr + RANGES + number - LAG, 1, sem="relaxed", scope="gpu")
+                gl.atomic_add(marks_ptr + RANGES + phase - LAG, 1, sem="relaxed", scope="gpu")
