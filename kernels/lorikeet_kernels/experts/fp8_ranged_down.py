@@ -37,7 +37,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight
 from lorikeet_kernels.dense.quantize_rows import QuantizedRows
 from lorikeet_kernels.experts.expert_blocks import ExpertBlocks
-from lorikeet_kernels.experts.fp8_ranged_warps import LINE, SLOT, STAYING, load, multiply
+from lorikeet_kernels.experts.fp8_ranged_items import STAYING
+from lorikeet_kernels.experts.fp8_ranged_warps import LINE, SLOT, load, multiply
 from lorikeet_kernels.experts.fp8_specialized import STAYING_COLUMNS
 from lorikeet_kernels.experts.fp8_warps import ROWS, SCALES, STEP, TILE
 from lorikeet_kernels.launch.grid_dependency import launch_next_grid, wait_for_grid

@@ -36,16 +36,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from lorikeet_kernels.experts.fp8_ranged_items import (
+    STAYING,
+    buffer_of,
+    is_many,
+    own_item,
+    own_items,
+    own_sums,
+    ranges_of,
+)
 from lorikeet_kernels.experts.fp8_warps import ROWS, SCALES, STEP, TILE, copy_rows
 
 LINE = gl.constexpr(32)
 """Places of a line of which one is used."""
 SLOT = gl.constexpr(8192)
 """16-bit numbers in a slot's bytes."""
-STAYING = gl.constexpr(2)
-"""Blocks of a program that stay in shared memory."""
-PARTS = gl.constexpr(4)
-"""Items of a block where more than these are a program's."""
 
 
 @gluon.jit
@@ -64,64 +69,6 @@ def _await_empty(empty, turn):
     slot = turn % STAGES
     mbarrier.wait(empty.index(slot), turn // STAGES % 2 ^ 1)
     return slot
-
-
-@gluon.jit
-def _is_many(used):
-    """Whether more blocks are a program's than stay in shared memory, and would come again in each range.
-
-    Then all ranges are one phase, have a buffer each, and a program's items are parts of blocks, for as much
-    work in every program. Else a range is a phase, and an item a block.
-    """
-    return used > STAYING * gl.num_programs(0)
-
-
-@gluon.jit
-def _ranges_of(phase, is_many, RANGES: gl.constexpr):
-    """A phase's ranges, from one to before another."""
-    return gl.where(is_many, 0, phase), gl.where(is_many, RANGES, phase + 1)
-
-
-@gluon.jit
-def _buffer_of(number, is_many, BUFFERS: gl.constexpr):
-    """Which buffer has a range's rows."""
-    return gl.where(is_many, number, number % BUFFERS)
-
-
-@gluon.jit
-def _turn_place(index):
-    """Which one of a round's items is this program's: programs take them in turn forwards and backwards.
-
-    An expert's last block has fewer pairs: where every expert has two, a program would else have all the
-    short ones or none.
-    """
-    program = gl.program_id(0)
-    return gl.where(index % 2 == 0, program, gl.num_programs(0) - 1 - program)
-
-
-@gluon.jit
-def _own_items(num_items):
-    """How many items this program has: one of each round, and one of the last if that is long enough."""
-    programs = gl.num_programs(0)
-    rounds = num_items // programs
-    return rounds + (_turn_place(rounds) < num_items % programs).to(gl.int32)
-
-
-@gluon.jit
-def _own_item(index, phase, is_many, RANGES: gl.constexpr):
-    """The block of this program's `index`-th item, and its ranges in a phase, from one to before another."""
-    PER_PART: gl.constexpr = (RANGES + PARTS - 1) // PARTS
-    item = index * gl.num_programs(0) + _turn_place(index)
-    begin = gl.where(is_many, item % PARTS * PER_PART, phase)
-    end = gl.where(is_many, gl.minimum(begin + PER_PART, RANGES), phase + 1)
-    return gl.where(is_many, item // PARTS, item), begin, end
-
-
-@gluon.jit
-def _own_sums(num_tokens, TOKENS: gl.constexpr):
-    """How many times TOKENS tokens this program sums in each range."""
-    programs = gl.num_programs(0)
-    return (gl.cdiv(num_tokens, TOKENS) - gl.program_id(0) + programs - 1) // programs
 
 
 @gluon.jit
@@ -212,7 +159,7 @@ def _copy_summed(ring, rows_ptr, buffer, num_tokens, turn, WIDTH: gl.constexpr, 
     TOKENS: gl.constexpr = SLOT // (WIDTH * TOP_K)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
     summed = gl.arange(0, SLOT, layout=gl.BlockedLayout([8], [32], [4], [0]))
-    for sum_number in range(_own_sums(num_tokens, TOKENS)):
+    for sum_number in range(own_sums(num_tokens, TOKENS)):
         token = (sum_number * gl.num_programs(0) + gl.program_id(0)) * TOKENS
         slot = _await_empty(empty, turn)
         at = rows_ptr + (buffer.to(gl.int64) * (num_tokens * TOP_K) + token * TOP_K) * WIDTH
@@ -240,9 +187,9 @@ def load(
     rows_ptr, marks_ptr, _ = rows
     STEPS: gl.constexpr = stay[0].shape[0] // (STAYING * GROUPS)
     programs = gl.num_programs(0)
-    is_many = _is_many(used)
-    phases = gl.where(is_many, 1, RANGES)
-    num_own = _own_items(gl.where(is_many, PARTS * used, used))
+    has_many = is_many(used)
+    phases = gl.where(has_many, 1, RANGES)
+    num_own = own_items(used)
     turn = 0
     for phase in range(phases + LAG):
         # Asynchronous copies and the copy engine write the same slots. Whoever read one has fenced already;
@@ -252,7 +199,7 @@ def load(
             if phase >= BUFFERS:
                 _await_mark(marks_ptr + RANGES + phase - BUFFERS, programs)
             for index in range(num_own):
-                block, begin, end = _own_item(index, phase, is_many, RANGES)
+                block, begin, end = own_item(index, phase, has_many, RANGES)
                 entry = blocks_ptr + block * 4
                 if phase == 0:
                     _copy_block(stay, entry, order_ptr, inputs, index, GROUPS)
@@ -265,9 +212,9 @@ def load(
             _mark_stored(rows, phase - 1, num_own)
         if phase >= LAG:
             _await_mark(marks_ptr + phase - LAG, programs)
-            begin, end = _ranges_of(phase - LAG, is_many, RANGES)
+            begin, end = ranges_of(phase - LAG, has_many, RANGES)
             for number in range(begin, end):
-                buffer = _buffer_of(number, is_many, BUFFERS)
+                buffer = buffer_of(number, has_many, BUFFERS)
                 turn = _copy_summed(ring, rows_ptr, buffer, num_tokens, turn, TILES * TILE, TOP_K)
 
 
@@ -348,7 +295,7 @@ def _sum_range(
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
     t = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, SUM))
     column = range_number * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, SUM))[None, :]
-    for sum_number in range(_own_sums(num_tokens, TOKENS)):
+    for sum_number in range(own_sums(num_tokens, TOKENS)):
         token = (sum_number * gl.num_programs(0) + gl.program_id(0)) * TOKENS + t
         is_own = (sum_number + range_number) % GROUPS == part
         at = (token.to(gl.int64) * OUT)[:, None] + column
@@ -387,28 +334,28 @@ def multiply(
     rows_ptr, marks_ptr, stored = rows
     dtype: gl.constexpr = rows_ptr.dtype.element_ty
     WIDTH: gl.constexpr = TILES * TILE
-    is_many = _is_many(used)
-    phases = gl.where(is_many, 1, RANGES)
-    num_own = _own_items(gl.where(is_many, PARTS * used, used))
+    has_many = is_many(used)
+    phases = gl.where(has_many, 1, RANGES)
+    num_own = own_items(used)
     turn = 0
     for phase in range(phases + LAG):
         if phase < phases:
             for index in range(num_own):
-                _, begin, end = _own_item(index, phase, is_many, RANGES)
+                _, begin, end = own_item(index, phase, has_many, RANGES)
                 place = index % STAYING
                 mbarrier.wait(x_full.index(place), index // STAYING % 2, pred=phase == 0)
                 if phase == 0:
                     fence_async_shared()  # asynchronous copies are not of the tensor cores' proxy
                 for number in range(begin, end):
-                    buffer = _buffer_of(number, is_many, BUFFERS)
+                    buffer = buffer_of(number, has_many, BUFFERS)
                     to_ptr = rows_ptr + buffer.to(gl.int64) * (num_tokens * TOP_K) * WIDTH
                     turn = _multiply_block(part, ring, stay, place, to_ptr, turn, dtype, TILES, GROUPS)
-                if is_many:
+                if has_many:
                     mbarrier.arrive(x_empty.index(place), count=1)
             gl.thread_barrier()
             mbarrier.arrive(stored.index(phase % 2), count=1)
         if phase >= LAG:
-            begin, end = _ranges_of(phase - LAG, is_many, RANGES)
+            begin, end = ranges_of(phase - LAG, has_many, RANGES)
             for number in range(begin, end):
                 turn = _sum_range(
                     part, ring, finish, number, num_tokens, turn, WIDTH, TOP_K, RANGES * WIDTH, GROUPS,

@@ -43,17 +43,22 @@ SCALES = gl.constexpr(256)
 
 
 @gluon.jit
-def _item(items, number, RANGES: gl.constexpr, TILES: gl.constexpr):
-    """The pairs' first place and number, their expert, and the tiles from one to before another.
+def turn_place(number):
+    """Which one of a round's items is this program's: programs take turns forwards and backwards.
 
-    Of each program's items the `number`-th, programs in turn forwards and backwards: an expert's last block
-    has fewer pairs, and where every expert has two, a program would else have all the short ones or none.
+    An expert's last block has fewer pairs: where every expert has two, a program would else have all the
+    short ones or none.
     """
+    program = gl.program_id(0)
+    return gl.where(number % 2 == 0, program, gl.num_programs(0) - 1 - program)
+
+
+@gluon.jit
+def _item(items, number, RANGES: gl.constexpr, TILES: gl.constexpr):
+    """This program's `number`-th item: its pairs' first place, their number, expert, first tile, last + 1."""
     blocks_ptr, num_items = items
     PER_ITEM: gl.constexpr = (TILES + RANGES - 1) // RANGES
-    programs = gl.num_programs(0)
-    program = gl.program_id(0)
-    item = number * programs + gl.where(number % 2 == 0, program, programs - 1 - program)
+    item = number * gl.num_programs(0) + turn_place(number)
     is_any = item < num_items
     item = gl.where(is_any, item, 0)
     entry = blocks_ptr + item // RANGES * 4

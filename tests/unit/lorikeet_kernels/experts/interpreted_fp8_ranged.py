@@ -20,7 +20,7 @@ ring_stand_in.install()
 
 from lorikeet_kernels.dense.fp8_weight import Fp8Weight, dequantize_fp8  # noqa: E402 (Gluon stands in by now)
 from lorikeet_kernels.dense.quantize_rows import E4M3, GROUP, ActivationScaling, QuantizedRows  # noqa: E402
-from lorikeet_kernels.experts import fp8_ranged_down, fp8_ranged_warps, fp8_warps  # noqa: E402
+from lorikeet_kernels.experts import fp8_ranged_down, fp8_ranged_items, fp8_ranged_warps, fp8_warps  # noqa: E402
 from lorikeet_kernels.experts.expert_blocks import expert_blocks_reference  # noqa: E402
 from lorikeet_kernels.experts.moe_sum import SharedRows, moe_sum_reference  # noqa: E402
 from lorikeet_kernels.launch import grid_dependency  # noqa: E402
@@ -126,7 +126,7 @@ CASES: dict[str, Callable[[], None]] = {
 
 
 if __name__ == "__main__":
-    for module in (fp8_ranged_down, fp8_ranged_warps, fp8_warps, grid_dependency):
+    for module in (fp8_ranged_down, fp8_ranged_items, fp8_ranged_warps, fp8_warps, grid_dependency):
         ring_stand_in.attach(module)
     threads_stand_in.let_programs_meet(fp8_ranged_down._fp8_ranged_down_kernel)
     torch.use_deterministic_algorithms(mode=True)  # makes new tensors, the rows among them, full of NaN
