@@ -48,8 +48,11 @@ class Problems:
         self._kinds[Problem.UNMATCHED_TENSORS] = None
         self._unmatched.extend(names)
 
-    def raise_if_any(self) -> None:
-        """Raise one InvalidAdapterError (or a subclass, where that is all that is wrong) for everything."""
+    def raise_if_any(self, other_base: str = "") -> None:
+        """Raise one InvalidAdapterError (or a subclass, where that is all that is wrong) for everything.
+
+        `other_base` is said first: that the adapter names another base model, which may be why.
+        """
         if not self:
             return
         texts = self._texts[:_MAX_SHOWN]
@@ -69,7 +72,8 @@ class Problems:
         elif Problem.UNSUPPORTED in kinds:
             error = UnsupportedAdapterError
         raise error(
-            "the adapter cannot be served on this base model: " + "; ".join(texts),
+            "the adapter cannot be served on this base model: "
+            + "; ".join(filter(None, (other_base, *texts))),
             metadata={
                 "problem": ",".join(self._kinds),
                 "problems": str(len(self._texts)),

@@ -57,7 +57,7 @@ def ingest_adapter(
     check_suspects(matched.suspects, reader, problems)
     check_base_copies(matched.base_copies, reader, problems)
     layers = plan_layers(matched.pieces, target.schema, problems)
-    problems.raise_if_any()
+    problems.raise_if_any(_other_base(config, target))
     if not layers:
         raise InvalidAdapterError(
             "the adapter holds no weights for any place of the base model, so it would change nothing",
@@ -162,14 +162,22 @@ def _warnings(
         )
     if is_all_zero:
         warnings.append("every lora_B is zero: the adapter changes nothing")
-    if target.model_name and config.base_model_name:
-        theirs, ours = (n.rstrip("/").rpartition("/")[2] for n in (config.base_model_name, target.model_name))
-        if theirs.lower() != ours.lower():
-            warnings.append(
-                f"the adapter names {shown(config.base_model_name)} as its base model; this server has "
-                f"{shown(target.model_name)}, and all shapes fit"
-            )
+    if other_base := _other_base(config, target):
+        warnings.append(f"{other_base}, and all shapes fit")
     return warnings
+
+
+def _other_base(config: PeftConfig, target: IngestTarget) -> str:
+    """That the adapter names another base model than the server's, if it does."""
+    if not (target.model_name and config.base_model_name):
+        return ""
+    theirs, ours = (n.rstrip("/").rpartition("/")[2] for n in (config.base_model_name, target.model_name))
+    if theirs.lower() == ours.lower():
+        return ""
+    return (
+        f"the adapter names {shown(config.base_model_name)} as its base model, this server has "
+        f"{shown(target.model_name)}"
+    )
 
 
 def _matched_sites(

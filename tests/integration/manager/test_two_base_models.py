@@ -71,7 +71,10 @@ async def test_an_adapter_of_other_shapes_is_refused_by_them(world: World) -> No
     wrong = await failure_of(upload(ADAPTERS / "attn-r8", "demo/wrong", base_digest=LLAMA))
     assert (wrong.code, wrong.reason) == ("INVALID_ARGUMENT", "INVALID_ADAPTER")
     llama = FIXTURES / "adapters" / "llama" / "attn-mlp-r16"
-    assert (await failure_of(upload(llama, "demo/wrong", base_digest=QWEN))).reason == "INVALID_ADAPTER"
+    wrong = await failure_of(upload(llama, "demo/wrong", base_digest=QWEN))
+    assert wrong.reason == "INVALID_ADAPTER"
+    assert wrong.message.startswith("the adapter cannot be served on this base model: the adapter names '")
+    assert "' as its base model, this server has '" in wrong.message
     renamed = FIXTURES / "adapters_bad" / "wrong-base-name-only"
     reply = await upload(renamed, "demo/renamed", base_digest=QWEN, validate_only=True)
     (note,) = [w for w in reply.revision.report.warnings if "as its base model" in w]
