@@ -46,6 +46,8 @@ from lorikeet_kernels.tiling.expert_tiles import RangedTiles
 
 BLOCK_ROWS = 192
 """Pairs of a block: three warpgroups'."""
+MAX_BYTES = 192 * 1024
+"""For blocks that stay and slots: six of these beside 256 columns take 230,300 in all of Hopper's 232,448."""
 
 
 @gluon.jit(
@@ -129,8 +131,12 @@ def can_range_down(
         and in_features % STEP.value == 0
         and 0 < in_features <= STAYING_COLUMNS
         and columns in (128, 256, 512)
+        and out_features > 0
         and out_features % columns == 0
+        and tiles.stages >= 2
+        and STAYING.value * BLOCK_ROWS * in_features + tiles.stages * TILE.value * STEP.value <= MAX_BYTES
         # a slot holds whole tokens' rows
+        and top_k > 0
         and SLOT.value % (columns * top_k) == 0
         and 1 <= tiles.lag < tiles.buffers
         # a pair's place in a buffer is counted in 32 bits
@@ -171,8 +177,11 @@ def fp8_ranged_down(
         )
     _check_rows(x, weight, blocks, out, topk_weights, shared)
     ranges = out_features // tiles.columns
-    if marks.shape != (2 * ranges,) or marks.dtype != torch.int32:
-        raise ValueError(f"fp8_ranged_down: marks {marks.dtype} {tuple(marks.shape)} for {ranges} ranges")
+    if marks.shape != (2 * ranges,) or marks.dtype != torch.int32 or not marks.is_contiguous():
+        raise ValueError(
+            f"fp8_ranged_down: marks {marks.dtype} {tuple(marks.shape)}, strides {marks.stride()} for "
+            f"{ranges} ranges"
+        )
     if num_tokens == 0:
         return out
     box = [1, TILE.value, STEP.value]
@@ -207,9 +216,12 @@ def _check_rows(
     wanted = [
         (x.values, (num_tokens, top_k, in_features), weight.values.dtype),
         (x.scales, (pairs, in_features // STEP.value), torch.float32),
+        (weight.values, weight.shape, weight.values.dtype),
+        (weight.scales, weight.scales.shape, torch.float32),
         (topk_weights, (num_tokens, top_k), torch.float32),
         (out, (num_tokens, out_features), out.dtype),
         (blocks.order, (pairs,), torch.int32),
+        (blocks.blocks, (blocks.capacity, 4), torch.int32),
     ]
     if shared is not None:
         wanted.append((shared, (num_tokens, out_features), out.dtype))
@@ -217,7 +229,7 @@ def _check_rows(
         if given.shape != shape or given.dtype != dtype or not given.is_contiguous():
             raise ValueError(
                 f"fp8_ranged_down: {given.dtype} {tuple(given.shape)}, strides {given.stride()}: pass "
-                f"contiguous {dtype} {shape}"
+                f"contiguous {dtype} {tuple(shape)}"
             )
     if (blocks.num_experts, blocks.top_k) != (num_experts, top_k):
         raise ValueError(
