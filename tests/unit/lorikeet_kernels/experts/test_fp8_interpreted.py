@@ -17,6 +17,7 @@ CASES = (
     ("interpreted_fp8.py", "dense"),
     pytest.param("interpreted_fp8.py", "few_rows", marks=pytest.mark.long),  # a minute and a half
     ("interpreted_fp8_ranged.py", "staying"),
+    ("interpreted_fp8_ranged.py", "edges"),
     pytest.param("interpreted_fp8_ranged.py", "many", marks=pytest.mark.long),
     pytest.param("interpreted_fp8_ranged.py", "idle", marks=pytest.mark.long),
 )
