@@ -218,7 +218,8 @@ def _specialized_rule(rows_per_expert: float) -> MoeTiles:
     Measured on an H200, both GEMMs: with 32 and 64 pairs an expert 128 a block take 13 % less than the other
     kernel and 8 to 12 % less than 192; with 128 and 256 pairs 192 take 23 to 32 % less than the other kernel
     and 5 to 12 % less than 128. Stages are as many as shared memory holds: down's have its scales too. Down
-    and the sum in one launch, where a matrix's columns are few enough, take 2 to 7 % off a layer.
+    and the sum in one launch, where a matrix's columns are few enough, take 2 to 7 % off a layer of
+    DeepSeek-V3 TP8; other shapes that take it were not timed.
     """
     if rows_per_expert < MIN_WIDE_ROWS:
         tiles = ExpertTiles("specialized", 128, 128, 128, 6, 12)
