@@ -90,7 +90,8 @@ class AdapterPlacer:
             raise PayloadError(f"the manifest names site {where!r}, which this model does not have")
         if site.rank > self._max_rank:
             raise AdapterTooLargeError(
-                f"site {where} has rank {site.rank}, this node serves ranks up to {self._max_rank}",
+                f"site {where} has rank {site.rank}, this node serves ranks up to {self._max_rank} "
+                "(--max-rank)",
                 metadata={"limit": "max_rank", "value": str(site.rank), "maximum": str(self._max_rank)},
             )
         shapes = site_shapes(known, site.rank, site.num_a)

@@ -101,7 +101,7 @@ def _check_limits(
         if target.max_rank and site.rank > target.max_rank:
             raise LimitExceededError(
                 f"{site.site.name} has rank {site.rank}; this base model is served with ranks up to "
-                f"{target.max_rank}",
+                f"{target.max_rank} (a node's --max-rank)",
                 metadata={"limit": "max_rank", "value": str(site.rank), "maximum": str(target.max_rank)},
             )
     end = 0

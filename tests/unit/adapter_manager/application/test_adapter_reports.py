@@ -189,7 +189,7 @@ def test_b31_every_rank_is_exact_and_padded_to_eight_only(tmp_path: Path, rank: 
         8 * math.ceil(rank / 8)
     }
     if rank > 1:
-        with pytest.raises(LimitExceededError, match=f"up to {rank - 1}"):
+        with pytest.raises(LimitExceededError, match=rf"up to {rank - 1} \(a node's --max-rank\)"):
             ingest(directory, schema, tmp_path, max_rank=rank - 1)
 
 

@@ -150,7 +150,7 @@ def test_wrong_model_and_rank(tmp_path: Path, schema: LoraSchema) -> None:
         pool.read(replace(manifest, base_digest="other"), str(tmp_path / "p"))
     with pytest.raises(PayloadError, match="LoRA schema"):
         pool.bytes_needed(replace(manifest, schema_digest="other"))
-    with pytest.raises(AdapterTooLargeError, match="rank 4, this node serves ranks up to 2"):
+    with pytest.raises(AdapterTooLargeError, match=r"rank 4, this node serves ranks up to 2 \(--max-rank\)"):
         make_pool(schema, max_rank=2).read(manifest, str(tmp_path / "p"))
     layer = manifest.layers[0]
     for change, message in (
