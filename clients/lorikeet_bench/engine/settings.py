@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from inference_service.domain.engine import BackendUnusableError
 from inference_service.engine.config import DEFAULT_BACKEND_FACTORY, EngineConfig
@@ -19,6 +20,8 @@ from lorikeet_bench.load.lengths import LoadError
 _PLACES = frozenset({"model_dir", "disk_cache_dir", "backend_factory"})
 # Where the node has another name for it.
 _NODE_NAMES = {"arena_bytes": "adapter_arena_bytes"}
+# Settings of the engine that are options of the commands.
+_OWN_OPTIONS = ("device", "dtype", "load_format")
 _SLACK_BYTES = 1 << 20
 _LOAD_WAIT_S = 600.0
 # An open loop bounds nothing by itself.
@@ -30,11 +33,14 @@ def engine_config(plan: EnginePlan, backend_factory: str = DEFAULT_BACKEND_FACTO
     """The engine's settings; commands ask for them before anything starts, to find what cannot be.
 
     Raises:
-        LoadError: a site or an override is unknown, an override is of another type, or the load is longer
-            than the model's context.
+        LoadError: a site or an override is unknown, a setting has a value that a node refuses, or the load is
+            longer than the model's context.
     """
+    for name in _OWN_OPTIONS:
+        value = getattr(plan, name)
+        _check_value(name, value, f"--{name.replace('_', '-')} {value}")
     overrides = _overrides(plan)
-    block_tokens = max(1, overrides.get("block_tokens", 16))
+    block_tokens = overrides.get("block_tokens", 16)
     most_open = plan.most_open or _MOST_OPEN
     shape = plan.adapters if plan.rig is None else AdapterShape(rank=1, sites=("down",))
     adapter_bytes = _adapter_bytes(plan, shape)
@@ -66,14 +72,27 @@ def _overrides(plan: EnginePlan) -> dict[str, Any]:
         raise LoadError(f"--engine-set: {', '.join(unknown)} {word}; there are {', '.join(sorted(known))}")
     found: dict[str, Any] = {}
     for name, value in plan.overrides.items():
+        given = f"--engine-set {name}={json.dumps(value)}"
         try:
             found[name] = msgspec.convert(value, known[name])
         except msgspec.ValidationError as error:
             raise LoadError(
-                f"--engine-set {name}={json.dumps(value)}: {error}; a value is JSON, and a word that is none "
-                "is a text"
+                f"{given}: {error}; a value is JSON, and a word that is none is a text"
             ) from error
+        _check_value(name, found[name], given)
     return found
+
+
+def _check_value(name: str, value: object, given: str) -> None:
+    """Refuse what a node refuses for the setting; `given` is how the command line said it."""
+    field = Settings.model_fields.get(_NODE_NAMES.get(name, name))
+    # A node's lists are texts with commas.
+    if field is None or isinstance(value, tuple):
+        return
+    try:
+        TypeAdapter(field.rebuild_annotation()).validate_python(value)
+    except ValidationError as error:
+        raise LoadError(f"{given}: {error.errors()[0]['msg']}") from error
 
 
 def runs_on_gpu(plan: EnginePlan) -> bool:

@@ -80,12 +80,16 @@ def test_a_plot_of_no_known_kind_is_wrong_usage(tmp_path: Path) -> None:
         assert ".svg" in message
 
 
-def test_a_setting_of_another_type_is_named(tmp_path: Path) -> None:
-    """With what it was taken for; one that does not exist in the singular."""
+def test_a_setting_that_no_engine_has_is_named(tmp_path: Path) -> None:
+    """With what it was taken for, or what a node says of it; one that does not exist in the singular."""
     load = ("engine", "--rig", "--device", "cpu", "--data-dir", str(tmp_path))
     for setting, message in (
         ("max_rank=x", '--engine-set max_rank="x": Expected `int`, got `str`; a value is JSON'),
         ("block_tokens=x", '--engine-set block_tokens="x"'),
+        ("block_tokens=0", "--engine-set block_tokens=0: Input should be greater than or equal to 1"),
+        ("arena_bytes=0", "--engine-set arena_bytes=0: Input should be greater than or equal to 1"),
+        ("kv_cache_dtype=int4", "--engine-set kv_cache_dtype=\"int4\": Input should be 'auto', 'fp8'"),
+        ("quantization=int4", "--engine-set quantization=\"int4\": Input should be 'fp8'"),
         ("foo=1", "--engine-set: foo is no engine setting; there are"),
     ):
         assert message in usage_error(*load, "--engine-set", setting)
@@ -97,6 +101,8 @@ def test_a_setting_of_another_type_is_named(tmp_path: Path) -> None:
     [
         ("--sites foo --adapters 1", "sites foo are not the model's, which has down, "),
         ("--engine-set tile_tables=maybe", "--engine-set tile_tables="),
+        ("--dtype int4", "--dtype int4: Input should be 'auto', 'float32'"),
+        ("--load-format fast", "--load-format fast: Input should be 'auto' or 'dummy'"),
         ("--input-tokens 999999", "the longest request has "),
     ],
 )
