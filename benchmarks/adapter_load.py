@@ -27,6 +27,7 @@ from inference_service.execution.host_memory import PageableMemory, pinned_memor
 from inference_service.execution.host_pool import PinnedHostPool
 from inference_service.models import describe_model
 from inference_service.models.lora_sites import lora_schema
+from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.machine import describe_machine
 from lorikeet_bench.model_shape import shape_names, write_model_shape
 from lorikeet_contract.manifest import Manifest, PayloadDtype, PayloadLayer, place_layer
@@ -91,7 +92,8 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, object]:
     device, dtype = torch.device(arguments.device), torch.bfloat16
     shape = write_model_shape(scratch / "model", arguments.shape, dict(arguments.shape_set))
     schema = lora_schema(describe_model(shape).spec, lambda _name: ("", ""))
-    keys = set(arguments.sites.split(",")) if arguments.sites else default_keys(schema)
+    made = AdapterShape(arguments.rank, tuple(arguments.sites.split(",")) if arguments.sites else None)
+    keys = {site.key for site in made.chosen(schema)}
     adapters = [
         write_adapter(scratch / f"{i}", schema, keys, arguments.rank, arguments.scale, i)
         for i in range(arguments.adapters)
@@ -142,12 +144,6 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, object]:
     }
 
 
-def default_keys(schema: LoraSchema) -> set[str]:
-    """Attention and experts, or the dense MLP where there are none."""
-    keys = {site.key for site in schema.sites if site.layer is not None}
-    return {key for key in keys if key != "router" and not key.startswith("shared")}
-
-
 def assignment(text: str) -> tuple[str, object]:
     """A field of config.json and its value."""
     key, _, value = text.partition("=")
@@ -166,7 +162,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--scale", type=float, default=0.7, help="alpha / rank; 1 leaves nothing to multiply")
-    parser.add_argument("--sites", default="", help="keys, with commas; default: attention and experts")
+    parser.add_argument("--sites", default="", help="keys, with commas; default: attention, experts and MLPs")
     parser.add_argument("--adapters", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int)

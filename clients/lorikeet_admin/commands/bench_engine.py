@@ -34,7 +34,7 @@ def engine(
     adapters: options.Adapters = "0",
     points: options.Points = "",
     rank: options.Rank = 32,
-    sites: options.Sites = options.DEFAULT_SITE_LIST,
+    sites: options.Sites = "",
     mix: options.Mix = "round-robin",
     base_share: options.BaseShare = 0.0,
     input_tokens: options.InputTokens = "1600",

@@ -13,7 +13,7 @@ import typer
 from lorikeet_admin.bench_loop import orderly_end
 from lorikeet_bench.engine.plan import EnginePlan
 from lorikeet_bench.load.arrivals import Arrivals, ClosedLoop, OpenLoop, Pace
-from lorikeet_bench.load.generated_adapters import DEFAULT_SITES, AdapterShape
+from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.load.lengths import LengthRange, LoadError, RecordedRequest, read_requests
 from lorikeet_bench.load.mix import AdapterMix
 from lorikeet_bench.load.plan import LoadPlan
@@ -64,7 +64,12 @@ Points = Annotated[
     ),
 ]
 Rank = Annotated[int, typer.Option(min=1, help="Of the generated adapters.")]
-Sites = Annotated[str, typer.Option(help="Where they have weights, with commas.")]
+Sites = Annotated[
+    str,
+    typer.Option(
+        help="Where they have weights, with commas; default: in all attention, experts and MLPs of the model."
+    ),
+]
 Mix = Annotated[str, typer.Option(help="round-robin, uniform or zipf:ALPHA.")]
 BaseShare = Annotated[float, typer.Option(min=0, max=1, help="Share of requests to the base model.")]
 InputTokens = Annotated[str, typer.Option(help="Prompt length: N, or LOW:HIGH for a uniform range.")]
@@ -111,7 +116,6 @@ DataDir = Annotated[
 ]
 
 _ROUTING_FLOOR = 0.95
-DEFAULT_SITE_LIST = ",".join(DEFAULT_SITES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +266,8 @@ class ModelOptions:
 
 
 def adapter_shape(rank: int, sites: str) -> AdapterShape:
-    """The generated adapters."""
-    return replace(AdapterShape(), rank=rank, sites=tuple(site.strip() for site in sites.split(",")))
+    """The generated adapters; no sites: the model's."""
+    return AdapterShape(rank, tuple(site.strip() for site in sites.split(",")) if sites else None)
 
 
 def running_adapters(given: str, num_names: int, *, is_given: bool, upload: bool) -> str:

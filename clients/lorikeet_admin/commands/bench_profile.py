@@ -31,7 +31,7 @@ def profile(
     concurrency: options.Concurrency = "1",
     adapters: options.Adapters = "0",
     rank: options.Rank = 32,
-    sites: options.Sites = options.DEFAULT_SITE_LIST,
+    sites: options.Sites = "",
     input_tokens: Annotated[int, typer.Option(min=1, help="Their prompts' length.")] = 1600,
     steps: Annotated[int, typer.Option(min=1, help="Decode steps that are profiled.")] = 20,
     json_file: options.JsonFile = None,

@@ -51,7 +51,7 @@ def serve(
     burst: options.Burst = 8,
     adapters: options.ServedAdapters = "0",
     rank: options.Rank = 32,
-    sites: options.Sites = options.DEFAULT_SITE_LIST,
+    sites: options.Sites = "",
     mix: options.Mix = "round-robin",
     base_share: options.BaseShare = 0.0,
     input_tokens: options.InputTokens = "1600",

@@ -95,13 +95,13 @@ class FloorModel:
         elements = 0.0
         for linear in layer.linears:
             for site in linear.sites:
-                if site.key in self.adapters.sites:
+                if self.adapters.covers(site.key):
                     elements += linear.in_features + site.out_features
         if isinstance(layer.mlp, MoeSpec):
             of = layer.mlp.experts
             distinct = expected_distinct(of.num_experts, layer.mlp.routing.top_k, rows)
             for linear in (of.gate_up, of.down):
-                if linear.site.key in self.adapters.sites:
+                if self.adapters.covers(linear.site.key):
                     elements += distinct * (linear.in_features + linear.site.out_features)
         return self.dtype.itemsize * self.adapters.rank * elements
 

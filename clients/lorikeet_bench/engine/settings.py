@@ -149,6 +149,8 @@ def _adapter_bytes(plan: EnginePlan, shape: AdapterShape) -> int:
             f"the longest request has {plan.longest} tokens, the model's context {context}: lower "
             "--input-tokens or --output-tokens, or the lengths in the file of --lengths"
         )
+    if not plan.slots:
+        return _SLACK_BYTES
     # Names and checksums of weights do not matter to sizes.
     schema = lora_schema(description.spec, lambda _name: ("", ""))
-    return max(1, plan.slots) * shape.num_bytes(schema, plan_dtype(plan).itemsize) + _SLACK_BYTES
+    return plan.slots * shape.num_bytes(schema, plan_dtype(plan).itemsize) + _SLACK_BYTES

@@ -29,7 +29,8 @@ from lorikeet_contract.manifest import (
 )
 from lorikeet_contract.schema import LoraSchema, LoraSite, SiteKind
 
-DEFAULT_SITES = ("q", "k", "v", "o", "gate_up", "down")
+# The rest is attention, experts and MLPs, shared ones included.
+_NOT_BY_DEFAULT = frozenset({"router", "shared_gate", "embed", "lm_head"})
 _REVISIONS = "revisions"
 # Weights are cut out of so many random values, each tensor at its own place. A prime, so that rows differ.
 _NUM_VALUES = 4_194_301
@@ -39,26 +40,33 @@ _WATERMARK = 200.0
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """Rank and sites of every adapter of a bench; `dtype` is that of its payload."""
+    """Rank and sites of every adapter of a bench; `dtype` is that of its payload.
+
+    `sites` None: all that the model has in attention, experts and MLPs.
+    """
 
     rank: int = 32
-    sites: tuple[str, ...] = DEFAULT_SITES
+    sites: tuple[str, ...] | None = None
     dtype: PayloadDtype = PayloadDtype.BFLOAT16
+
+    def covers(self, key: str) -> bool:
+        """Whether sites of this name get weights."""
+        return key not in _NOT_BY_DEFAULT if self.sites is None else key in self.sites
 
     def chosen(self, schema: LoraSchema) -> tuple[LoraSite, ...]:
         """The model's sites that get weights.
 
         Raises:
-            LoadError: no site has one of the names.
+            LoadError: no site has one of the names that were given.
         """
         if not 1 <= self.rank <= 1024:
             raise LoadError(f"rank {self.rank} must be between 1 and 1024")
         known = {site.key for site in schema.sites}
-        if unknown := sorted(set(self.sites) - known):
+        if unknown := sorted(set(self.sites or ()) - known):
             raise LoadError(
                 f"sites {', '.join(unknown)} are not the model's, which has {', '.join(sorted(known))}"
             )
-        return tuple(site for site in schema.sites if site.key in self.sites)
+        return tuple(site for site in schema.sites if self.covers(site.key))
 
     def num_bytes(self, schema: LoraSchema, itemsize: int) -> int:
         """What one adapter takes where elements have `itemsize` bytes."""

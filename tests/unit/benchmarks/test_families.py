@@ -14,6 +14,7 @@ from benchmarks import families
 from benchmarks.families import command, compile_ahead, compile_command, main
 from benchmarks.family_models import MODELS, RANK, Model
 from benchmarks.family_rows import make_rows, model_of, result_file, write_rows
+from inference_service.models.lora_sites import lora_schema
 from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.model_shape import shape_config, shape_names
@@ -45,6 +46,16 @@ def test_every_figure_has_its_floor_or_must(model: Model, tmp_path: Path) -> Non
         assert row.floor == most[f"{where}, 8 adapters: tokens/s"] / most[f"{where}, 0 adapters: tokens/s"]
         assert 0.5 < (row.floor or 0.0) < 1.0
     assert all(row.floor for row in rows if row.unit in ("tokens/s", "ms"))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.shape)
+def test_adapters_are_at_the_sites_that_a_bench_takes_by_itself(model: Model, tmp_path: Path) -> None:
+    """All of attention, experts and MLPs."""
+    schema = lora_schema(floors(model, tmp_path).spec, lambda _name: ("", ""))
+    assert {site.key for site in AdapterShape().chosen(schema)} == set(model.sites)
+    assert floors(model, tmp_path).decode(32, 8, 600) == replace(
+        floors(model, tmp_path), adapters=AdapterShape(RANK)
+    ).decode(32, 8, 600)
 
 
 def test_fp8_halves_what_a_step_reads_of_weights(tmp_path: Path) -> None:

@@ -123,6 +123,14 @@ def test_a_peft_directory_names_every_expert(tmp_path: Path) -> None:
     assert all((tensors[name] != other[name]).any() for name in tensors)
 
 
+def test_sites_that_are_not_named_are_the_models() -> None:
+    """Routers, gates of shared experts, the embedding and the head are left out, unless they are named."""
+    outside = [site(key, SiteKind.LINEAR, 24, 8) for key in ("router", "shared_gate", "embed", "lm_head")]
+    schema = LoraSchema(1, (*SCHEMA.sites, *outside))
+    assert AdapterShape().chosen(schema) == SCHEMA.sites
+    assert AdapterShape(sites=("router",)).chosen(schema) == (outside[0],)
+
+
 def test_what_cannot_be_made_is_refused() -> None:
     """A site that the model lacks, a rank out of range, a rig too small."""
     with pytest.raises(LoadError, match="sites head are not the model's, which has down, gate_up, q"):
