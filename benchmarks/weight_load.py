@@ -64,17 +64,14 @@ def model_directory(arguments: argparse.Namespace) -> Iterator[Path]:
         yield arguments.model_dir
         return
     with tempfile.TemporaryDirectory(prefix="lorikeet-weights-", dir=arguments.scratch) as scratch:
-        changes = shape_changes(arguments.layers) | dict(arguments.shape_set)
+        changes = dict(arguments.shape_set)
+        if arguments.layers is not None:
+            changes = {"num_hidden_layers": arguments.layers, **changes}
         directory = write_model_shape(Path(scratch), arguments.shape, changes)
         if arguments.load_format != "dummy":
             num_bytes = write_checkpoint(directory, describe_model(directory).spec)
             print(f"wrote {num_bytes / 1e9:.2f} GB of {arguments.shape}")
         yield directory
-
-
-def shape_changes(num_layers: int | None) -> dict[str, object]:
-    """Fewer layers than released; lists with an entry a layer go back to their defaults."""
-    return {} if num_layers is None else {"num_hidden_layers": num_layers, "layer_types": None}
 
 
 def assignment(text: str) -> tuple[str, object]:

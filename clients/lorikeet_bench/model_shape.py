@@ -40,16 +40,22 @@ def write_model_shape(directory: Path, name: str, changes: Mapping[str, object] 
     Args:
         directory: made where it is not there yet.
         name: one of `shape_names`.
-        changes: fields of the config with other values; None removes a field. With another number of layers
+        changes: fields of the shape with other values; None removes a field. With another number of layers
             the list of their kinds is cut, or left to the model's default where it is too short.
 
     Returns:
         `directory`.
 
     Raises:
-        ValueError: no such shape, or a vocabulary that is no number, or too small for a tokenizer of bytes.
+        ValueError: no such shape or field, or a vocabulary that is no number, or too small for a tokenizer of
+            bytes.
     """
-    fields: dict[str, Any] = {**shape_config(name), **(changes or {})}
+    released = shape_config(name)
+    if unknown := sorted(set(changes or {}) - set(released)):
+        raise ValueError(
+            f"model shape {name} has no {' and no '.join(unknown)}; it has {', '.join(sorted(released))}"
+        )
+    fields: dict[str, Any] = {**released, **(changes or {})}
     kinds, num_layers = fields.get("layer_types"), fields["num_hidden_layers"]
     if kinds and "layer_types" not in (changes or {}) and isinstance(num_layers, int):
         fields["layer_types"] = kinds[:num_layers] if 0 < num_layers <= len(kinds) else None

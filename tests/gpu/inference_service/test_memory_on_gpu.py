@@ -17,7 +17,7 @@ from tests.support.payloads import random_site, write_payload
 from tests.support.runner import DrivenRequest, drive, make_backend
 
 GPU = torch.device("cuda")
-LAYERS: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": None}
+LAYERS: dict[str, Any] = {"num_hidden_layers": 4}
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v2-lite", "llama-3.3-70b"])

@@ -103,6 +103,7 @@ def test_a_setting_that_no_engine_has_is_named(tmp_path: Path) -> None:
         ("--engine-set tile_tables=maybe", "--engine-set tile_tables="),
         ("--dtype int4", "--dtype int4: Input should be 'auto', 'float32'"),
         ("--load-format fast", "--load-format fast: Input should be 'auto' or 'dummy'"),
+        ("--shape-set foo=1", "model shape gpt-oss-20b has no foo; it has architectures, attention_bias, "),
         ("--input-tokens 999999", "the longest request has "),
     ],
 )

@@ -57,9 +57,11 @@ def test_text_becomes_bytes_and_tokens_become_text() -> None:
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """An unknown shape by the names of all, a vocabulary without room for bytes by its size."""
+    """An unknown shape or field by the names of all, a vocabulary without room for bytes by its size."""
     with pytest.raises(ValueError, match=r"'gpt-5' is none of .*gpt-oss-20b"):
         shape_config("gpt-5")
+    with pytest.raises(ValueError, match=r"gpt-oss-20b has no bar and no foo; it has .*, vocab_size$"):
+        write_model_shape(tmp_path, "gpt-oss-20b", {"foo": 1, "bar": None, "vocab_size": 300})
     with pytest.raises(ValueError, match="vocab_size 255 is less than"):
         write_model_shape(tmp_path, "gpt-oss-20b", {"vocab_size": 255})
     for wrong in ("many", None):
