@@ -31,7 +31,7 @@ from lorikeet_bench.engine.floors import FloorModel
 from lorikeet_bench.load.generated_adapters import AdapterShape
 from lorikeet_bench.load.step_floor import BYTES_PER_S
 from lorikeet_bench.machine import describe_machine
-from lorikeet_bench.model_shape import write_model_shape
+from lorikeet_bench.model_shape import shape_config, write_model_shape
 from lorikeet_bench.writable import unwritable_reason
 from lorikeet_contract.schema import LoraSchema
 from lorikeet_kernels.attention.attention_metadata import AttentionMetadata
@@ -197,7 +197,10 @@ def figures(num_rows: int, num_adapters: int, floors: FloorModel, found: Found) 
 def run(arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     """All numbers of rows; figures are printed as they come."""
     device = torch.device("cpu" if arguments.tiny else "cuda")
-    changes = {"num_hidden_layers": arguments.layers, **(TINY if arguments.tiny else {})}
+    changes: dict[str, object] = {"num_hidden_layers": arguments.layers}
+    if arguments.tiny:
+        known = shape_config(arguments.shape)
+        changes |= {field: value for field, value in TINY.items() if field in known}
     description = describe_model(write_model_shape(scratch, arguments.shape, changes))
     floors = FloorModel(description.spec, torch.bfloat16, AdapterShape(arguments.rank, SITES))
     ways, num_adapters = arguments.ways, arguments.adapters
