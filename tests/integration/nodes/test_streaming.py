@@ -131,6 +131,8 @@ async def test_a_node_that_made_room_is_sent_the_payload_once_more(tmp_path: Pat
         node.load = full  # type: ignore[method-assign, assignment]
         await node.demand(revision.digest)
         await eventually(lambda: revision.digest in node.streamed)
+        # the node has it before its answer is here, and who asks meanwhile is answered by that
+        await eventually(lambda: parts.agents[0].work.is_idle)
         assert not parts.agents[0].work.failures
         num_full[0] = 2
         await node.demand(revision.digest)
