@@ -27,7 +27,7 @@ from inference_service.execution.host_memory import PageableMemory, pinned_memor
 from inference_service.execution.host_pool import PinnedHostPool
 from inference_service.models import describe_model
 from inference_service.models.lora_sites import lora_schema
-from lorikeet_bench.load.generated_adapters import AdapterShape
+from lorikeet_bench.load.generated_adapters import AdapterShape, parse_sites
 from lorikeet_bench.machine import describe_machine
 from lorikeet_bench.model_shape import shape_names, write_model_shape
 from lorikeet_contract.manifest import Manifest, PayloadDtype, PayloadLayer, place_layer
@@ -92,7 +92,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, object]:
     device, dtype = torch.device(arguments.device), torch.bfloat16
     shape = write_model_shape(scratch / "model", arguments.shape, dict(arguments.shape_set))
     schema = lora_schema(describe_model(shape).spec, lambda _name: ("", ""))
-    made = AdapterShape(arguments.rank, tuple(arguments.sites.split(",")) if arguments.sites else None)
+    made = AdapterShape(arguments.rank, parse_sites(arguments.sites))
     keys = {site.key for site in made.chosen(schema)}
     adapters = [
         write_adapter(scratch / f"{i}", schema, keys, arguments.rank, arguments.scale, i)

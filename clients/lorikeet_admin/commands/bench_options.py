@@ -13,7 +13,7 @@ import typer
 from lorikeet_admin.bench_loop import orderly_end
 from lorikeet_bench.engine.plan import EnginePlan
 from lorikeet_bench.load.arrivals import Arrivals, ClosedLoop, OpenLoop, Pace
-from lorikeet_bench.load.generated_adapters import AdapterShape
+from lorikeet_bench.load.generated_adapters import AdapterShape, parse_sites
 from lorikeet_bench.load.lengths import LengthRange, LoadError, RecordedRequest, read_requests
 from lorikeet_bench.load.mix import AdapterMix
 from lorikeet_bench.load.plan import LoadPlan
@@ -267,7 +267,7 @@ class ModelOptions:
 
 def adapter_shape(rank: int, sites: str) -> AdapterShape:
     """The generated adapters; no sites: the model's."""
-    return AdapterShape(rank, tuple(site.strip() for site in sites.split(",")) if sites else None)
+    return AdapterShape(rank, parse_sites(sites))
 
 
 def running_adapters(given: str, num_names: int, *, is_given: bool, upload: bool) -> str:

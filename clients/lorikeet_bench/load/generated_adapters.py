@@ -38,6 +38,11 @@ _WEIGHT_STD = 0.02
 _WATERMARK = 200.0
 
 
+def parse_sites(text: str) -> tuple[str, ...] | None:
+    """The sites that an option names, with commas; None where it names none."""
+    return tuple(site.strip() for site in text.split(",")) if text else None
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
     """Rank and sites of every adapter of a bench; `dtype` is that of its payload.

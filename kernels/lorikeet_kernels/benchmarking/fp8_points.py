@@ -86,8 +86,8 @@ def layer_part_points(model: MoeModel, num_tokens: int) -> Iterator[Point]:
     own, rows_of_block = tiles.ranged, tiles.down.block_rows
     down = _fp8(downs[0].weight)
     if own is not None and can_range_down(down, num_tokens, model.top_k, rows_of_block, BF16, own):
-        ranged = partial(_ranged, act_rows, blocks=blocks, out=out, own=own, weights=weights)
-        calls_both: Calls = [partial(ranged, _fp8(one.weight)) for one in downs]
+        ranged = partial(_ranged, act_rows, blocks=blocks, out=out, weights=weights)
+        calls_both: Calls = [partial(ranged, _fp8(one.weight), own) for one in downs]
         launches += (("down and sum, one launch", calls_both, matrix + act.numel() + 2 * out.numel(), flop),)
     for name, calls, num_bytes, flops in launches:
         yield Point(f"fp8 {model.name} T={num_tokens} {name}", list(calls), num_bytes, flops)
@@ -106,10 +106,10 @@ def _routed(
 def _ranged(
     rows: QuantizedRows,
     weight: Fp8Weight,
+    own: RangedTiles,
     *,
     blocks: ExpertBlocks,
     out: torch.Tensor,
-    own: RangedTiles,
     weights: torch.Tensor,
 ) -> None:
     fp8_ranged_down(rows, weight, blocks, out, own, weights, empty_marks(weight, own))
@@ -138,9 +138,7 @@ def down_and_sum_ways(
         fp8_gemm(rows, weight, blocks, pairs, tiles.down, topk_weights=weights)
         sum_pairs(pairs, out)
 
-    def ranged(weight: Fp8Weight, own: RangedTiles) -> None:
-        _ranged(rows, weight, blocks=blocks, out=other, own=own, weights=weights)
-
+    ranged = partial(_ranged, rows, blocks=blocks, out=other, weights=weights)
     compile_ahead(
         lambda: call_each(
             (partial(apart, downs[0]), *(partial(ranged, downs[0], own) for own in _RANGED_TILES))

@@ -77,11 +77,11 @@ def _fp8_ranged_down_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     x_full = gl.allocate_shared_memory(gl.int64, [STAYING, 1], mbarrier.MBarrierLayout())
     x_empty = gl.allocate_shared_memory(gl.int64, [STAYING, 1], mbarrier.MBarrierLayout())
+    stored = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         # the copy engine's bytes, and each loading thread's copies
         mbarrier.init(full.index(slot), count=1 + 128)
         mbarrier.init(empty.index(slot), count=GROUPS)
-    stored = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(STAYING):
         mbarrier.init(x_full.index(place), count=128)
         mbarrier.init(x_empty.index(place), count=GROUPS)
